@@ -1,0 +1,1 @@
+"""What is seen: readings, log signatures, progress, GPU counters, and who is to blame."""

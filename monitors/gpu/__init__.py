@@ -1,0 +1,1 @@
+"""GPU readings through NVML; a machine without a driver is not measured."""

@@ -1,0 +1,1 @@
+"""Progress of ranks: who has been in one phase for longer than it allows."""

@@ -1,0 +1,1 @@
+"""Prometheus: the exporter of a node and the reader of other exporters."""
