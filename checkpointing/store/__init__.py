@@ -1,0 +1,1 @@
+"""Where checkpoints are kept: a folder or S3."""

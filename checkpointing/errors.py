@@ -1,0 +1,102 @@
+# ruff: noqa: N818  (the names say what happened; every one of them is an error)
+"""Everything that checkpointing can raise.
+
+CheckpointingError
+|-- StoreError
+|   |-- StoreUnavailable            no answer, or a 5xx: retried, then raised
+|   |   `-- StoreThrottled          the store asked for fewer requests
+|   |-- StoreDenied                 credentials or permissions
+|   |-- StoreMissing                the bucket or the folder does not exist
+|   |-- ObjectMissing               the store answers, the key does not exist
+|   |-- ObjectConflict              the key exists with other content
+|   |-- ObjectCorrupt               size or CRC is not what was promised
+|   `-- ConditionalPutUnsupported   the store ignores If-None-Match
+|-- StageError
+|   |-- StageRefused                not enough memory, found out before step 1
+|   |-- StageBusy                   both slots are still needed
+|   `-- ArenaInvalid                the file is not an arena that this version can read
+|-- SlotInvalid                     the file is not a slot that this version can read
+|-- ManifestInvalid                 a manifest or an index fails its own check
+|-- CommitRefused                   the parts of a checkpoint do not fit together
+`-- RestoreFailed                   the wanted checkpoint cannot be restored, bit for bit
+"""
+
+from typing import Final
+
+RESTORE_FAILED_EXIT: Final = 77
+"""Exit code of a rank that was told to restore and could not."""
+
+STAGE_REFUSED_EXIT: Final = 78
+"""Exit code of a rank whose state does not fit into the memory for staging."""
+
+
+class CheckpointingError(Exception):
+    """Root of the tree above."""
+
+
+class StoreError(CheckpointingError):
+    """A store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store gave no usable answer; asking again later may help."""
+
+
+class StoreThrottled(StoreUnavailable):
+    """The store asked for fewer requests."""
+
+
+class StoreDenied(StoreError):
+    """The store refused these credentials or this action."""
+
+
+class StoreMissing(StoreError):
+    """The bucket or folder that holds the store does not exist."""
+
+
+class ObjectMissing(StoreError):
+    """The store is there, the object is not."""
+
+
+class ObjectConflict(StoreError):
+    """The key is taken by other content. Nothing is ever overwritten."""
+
+
+class ObjectCorrupt(StoreError):
+    """An object's size or CRC differs from what was promised."""
+
+
+class ConditionalPutUnsupported(StoreError):
+    """The store accepts a second `If-None-Match: *` put of one key."""
+
+
+class StageError(CheckpointingError):
+    """A state could not be copied into the arena."""
+
+
+class StageRefused(StageError):
+    """The arena does not fit into the memory that is left."""
+
+
+class StageBusy(StageError):
+    """No slot is free: the upload of the previous save is not done."""
+
+
+class ArenaInvalid(StageError):
+    """The file is not an arena of this format."""
+
+
+class SlotInvalid(CheckpointingError):
+    """The file is not a slot of this format."""
+
+
+class ManifestInvalid(CheckpointingError):
+    """A manifest or an index does not pass its own check."""
+
+
+class CommitRefused(CheckpointingError):
+    """The uploads do not add up to one consistent checkpoint."""
+
+
+class RestoreFailed(CheckpointingError):
+    """The wanted checkpoint cannot be restored exactly."""

@@ -1,0 +1,193 @@
+"""A rank's slot: one small memory-mapped file, the step boundary as seen from outside.
+
+The rank writes its heartbeat, the agent writes the control part; both are seqlocked records, so
+either side may die at any instruction without ever showing half a record to the other.
+"""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from checkpointing.errors import SlotInvalid
+from checkpointing.seqlock import Record
+
+_MAGIC: Final = b"EVSTSLT1"
+_SIZE: Final = 4096
+_BEAT_AT: Final = 64
+_CONTROL_AT: Final = 2048
+_BEAT: Final = "<qqqdddddqqqq"  # pid step phase since allowed loss step_s stall_s, four counters
+_CONTROL: Final = "<qqqq"
+
+
+class Phase(StrEnum):
+    """What a rank is doing."""
+
+    INIT = "init"
+    RESTORE = "restore"
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    EVAL = "eval"
+    FINISH = "finish"
+
+
+_PHASES: Final = tuple(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotReading:
+    """A rank's heartbeat.
+
+    Attributes:
+        pid: Process id of the rank.
+        step: Last finished step, -1 when none.
+        phase: What it is doing now.
+        phase_since: `time.monotonic()` at the last sign of life in this phase.
+        allowed_s: How long the phase may last from `phase_since`; inf means no bound.
+        loss: NaN when not measured.
+        step_s: Moving average of the seconds a step takes; NaN before the first.
+        stall_s: Seconds that the last save blocked the rank; NaN before the first.
+        beats: Number of heartbeats written.
+        saves: Saves staged.
+        skipped_saves: Saves left out because no slot was free.
+        tokens: Tokens trained so far, 0 when not told.
+    """
+
+    pid: int
+    step: int = -1
+    phase: Phase = Phase.INIT
+    phase_since: float = 0.0
+    allowed_s: float = float("inf")
+    loss: float = float("nan")
+    step_s: float = float("nan")
+    stall_s: float = float("nan")
+    beats: int = 0
+    saves: int = 0
+    skipped_saves: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What the agent asks of the rank.
+
+    Attributes:
+        interval_steps: Save when the step divides by this; 0 means never.
+        effective_step: First step at which `interval_steps` holds, so that all ranks change at one.
+        snapshot_step: Save after this step as well; -1 for none.
+        stop_step: Save after this step and leave the loop; -1 for none.
+    """
+
+    interval_steps: int
+    effective_step: int = 0
+    snapshot_step: int = -1
+    stop_step: int = -1
+
+
+def create(path: Path) -> None:
+    """Put an empty slot at `path`, replacing what was there; readers see the old or the new."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "wb") as file:
+        file.write(_MAGIC.ljust(_SIZE, b"\0"))
+    Path(temporary).replace(path)
+
+
+class _Mapped:
+    """The open file and its two records."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), _SIZE)
+        except ValueError as error:
+            raise SlotInvalid(f"{path}: shorter than a slot") from error
+        if self._map[: len(_MAGIC)] != _MAGIC:
+            self._map.close()
+            raise SlotInvalid(f"{path}: not a slot of this version")
+        view = memoryview(self._map)
+        self._beat = Record(view[_BEAT_AT:], _BEAT)
+        self._control = Record(view[_CONTROL_AT:], _CONTROL)
+        self._release: tuple[Callable[[], None], ...] = (
+            self._beat.release,
+            self._control.release,
+            view.release,
+        )
+
+    def control(self) -> Control | None:
+        """Return what the agent last asked; None when nothing yet, or torn."""
+        values = self._control.read()
+        if values is None:
+            return None
+        interval, effective, snapshot, stop = (int(value) for value in values)
+        return Control(
+            interval_steps=interval,
+            effective_step=effective,
+            snapshot_step=snapshot,
+            stop_step=stop,
+        )
+
+    def close(self) -> None:
+        """Unmap the file."""
+        for release in self._release:
+            release()
+        self._map.close()
+
+
+class RankSlot(_Mapped):
+    """The rank's side: writes heartbeats, reads control."""
+
+    def publish(self, reading: SlotReading) -> None:
+        """Write one heartbeat."""
+        self._beat.write(
+            reading.pid,
+            reading.step,
+            _PHASES.index(reading.phase),
+            reading.phase_since,
+            reading.allowed_s,
+            reading.loss,
+            reading.step_s,
+            reading.stall_s,
+            reading.beats,
+            reading.saves,
+            reading.skipped_saves,
+            reading.tokens,
+        )
+
+
+class SlotView(_Mapped):
+    """The agent's side: reads heartbeats, writes control."""
+
+    def read(self) -> SlotReading | None:
+        """Return the last heartbeat; None when nothing was written yet, or torn after retries."""
+        values = self._beat.read()
+        if values is None:
+            return None
+        pid, step, phase, since, allowed, loss, step_s, stall_s, *counters = values
+        beats, saves, skipped, tokens = (int(value) for value in counters)
+        return SlotReading(
+            pid=int(pid),
+            step=int(step),
+            phase=_PHASES[int(phase)],
+            phase_since=float(since),
+            allowed_s=float(allowed),
+            loss=float(loss),
+            step_s=float(step_s),
+            stall_s=float(stall_s),
+            beats=beats,
+            saves=saves,
+            skipped_saves=skipped,
+            tokens=tokens,
+        )
+
+    def set_control(self, control: Control) -> None:
+        """Publish what the rank shall do; it looks at every step boundary."""
+        self._control.write(
+            control.interval_steps,
+            control.effective_step,
+            control.snapshot_step,
+            control.stop_step,
+        )

@@ -1,0 +1,159 @@
+"""What checkpointing needs of a store, and how to open one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from checkpointing.errors import StoreError
+
+_SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._=-/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Where checkpoints go. Holds no secrets: credentials come from the provider chain.
+
+    Attributes:
+        url: `s3://bucket/prefix` or `file:///folder`.
+        endpoint_url: S3 endpoint, None for AWS.
+        region: S3 region.
+    """
+
+    url: str
+    endpoint_url: str | None = None
+    region: str | None = None
+
+    def to_json(self) -> str:
+        """Return the one-line JSON that `from_json` reads."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "StoreConfig":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: Not such a JSON object.
+        """
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or not isinstance(fields.get("url"), str):
+            raise ValueError('a store is a JSON object with at least "url"')
+        unknown = set(fields) - {"url", "endpoint_url", "region"}
+        if unknown:
+            raise ValueError(f"unknown keys of a store: {', '.join(sorted(unknown))}")
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What a store says about an object.
+
+    Attributes:
+        key: Key relative to the store's prefix.
+        nbytes: Size.
+        crc64: CRC64NVME over the whole object when the store knows it without reading, else None.
+    """
+
+    key: str
+    nbytes: int
+    crc64: int | None = None
+
+
+class ObjectStore(Protocol):
+    """Keys and bytes. No verb ever overwrites an object.
+
+    Every verb raises `StoreUnavailable` after bounded retries, `StoreDenied` and `StoreMissing` at
+    once.
+    """
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        """Create a small object; False when the key exists, whoever wrote it."""
+        ...
+
+    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
+        """Create an object from the concatenation of `parts`, verified end to end.
+
+        An object with the same size and CRC that is already there counts as success.
+
+        Raises:
+            ObjectConflict: The key holds other content.
+            ObjectCorrupt: The bytes do not have the CRC64NVME `crc64`.
+        """
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return a small object.
+
+        Raises:
+            ObjectMissing: No such key.
+        """
+        ...
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` with the object's bytes from `offset` on.
+
+        Raises:
+            ObjectMissing: No such key.
+            ObjectCorrupt: The object is shorter.
+        """
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Describe an object, None when it does not exist."""
+        ...
+
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
+        """Return all objects whose key begins with `prefix`, sorted by key."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is no error."""
+        ...
+
+    def probe(self) -> None:
+        """Check reachability, permissions and conditional puts.
+
+        Raises:
+            StoreDenied: With one line that names the store and the fix; so the others.
+            StoreMissing: The bucket or folder does not exist.
+            StoreUnavailable: No answer.
+            ConditionalPutUnsupported: A second conditional put succeeded.
+        """
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return the key if every store can hold it.
+
+    Raises:
+        StoreError: It has characters that need escaping somewhere, or empty or dotted parts.
+    """
+    if not key or not _SAFE.issuperset(key) or any(p in ("", ".", "..") for p in key.split("/")):
+        raise StoreError(f"unsafe key {key!r}: use letters, digits, '.', '_', '=', '-' and '/'")
+    return key
+
+
+def open_store(config: StoreConfig) -> ObjectStore:
+    """Return the store that the URL names; touches nothing yet.
+
+    Raises:
+        StoreError: The URL is neither `s3://bucket[/prefix]` nor `file:///folder`.
+    """
+    parts = urlsplit(config.url)
+    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
+        from checkpointing.store.directory import DirectoryStore
+
+        return DirectoryStore(Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        from checkpointing.store.s3 import S3Store  # here, so that others need no boto3
+
+        prefix = parts.path.strip("/")
+        return S3Store(
+            bucket=parts.netloc,
+            prefix=f"{check_key(prefix)}/" if prefix else "",
+            endpoint_url=config.endpoint_url,
+            region=config.region,
+        )
+    raise StoreError(f"store url {config.url!r}: write s3://bucket/prefix or file:///folder")
