@@ -1,0 +1,1 @@
+"""What works: the training jobs that everstep keeps stepping."""
