@@ -1,0 +1,1 @@
+"""The supervisor, its agents and the command line."""

@@ -1,0 +1,1 @@
+"""One process per node: starts and reaps ranks, watches them, keeps their checkpoints."""

@@ -1,0 +1,1 @@
+"""How nodes are asked for: one allocation, one agent on each node."""

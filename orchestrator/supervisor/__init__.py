@@ -1,0 +1,1 @@
+"""The only process that decides: loop, journal, lease, server, effects."""

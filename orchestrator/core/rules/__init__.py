@@ -1,0 +1,1 @@
+"""The rules: one file per concern, each a function (state, now, policy) -> Decision or None."""

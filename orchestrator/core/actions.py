@@ -1,0 +1,124 @@
+"""What the supervisor can do to the world; each action is carried out once per key."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Source(StrEnum):
+    """Where the ranks of an attempt get their state from."""
+
+    MEMORY = "memory"
+    STORE = "store"
+
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """The checkpoint that an attempt starts from: written at `step` by `attempt`."""
+
+    step: int
+    attempt: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Ask the launcher for one allocation of `nodes` nodes, spares included."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRanks:
+    """Start `ranks_per_node` ranks on each of `nodes`; ranks are numbered in that order."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    restore: Restore | None
+    interval_steps: int
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRanks:
+    """Stop an attempt on `nodes`; a planned stop lets the ranks save and leave first."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    planned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Write the manifest of a checkpoint whose shards are all in the store."""
+
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetInterval:
+    """Save every `interval_steps` from `effective_step` on; the rest is why, for the reader."""
+
+    attempt: int
+    interval_steps: int
+    effective_step: int
+    previous_steps: int
+    goodput: float
+    binding: str
+    inputs: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Save once at `step`, outside the interval."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Do nothing, and say what is being waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """End the run: stop the agents, give the allocation back, page when it failed."""
+
+    outcome: Outcome
+
+
+Action = Launch | StartRanks | StopRanks | Commit | SetInterval | Snapshot | Wait | Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One action with its reason.
+
+    Attributes:
+        key: Idempotency key `run/attempt/kind/n`; the same key is never carried out twice.
+        rule: The rule that matched.
+        reason: One sentence for a person.
+        evidence: Sequence numbers of the journal records that it rests on, oldest first.
+    """
+
+    key: str
+    rule: str
+    action: Action
+    reason: str
+    evidence: tuple[int, ...] = ()
+
+
+def kind_of(action: Action) -> str:
+    """Name an action as keys and tables do, e.g. `StartRanks` as `start_ranks`."""
+    name = type(action).__name__
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")

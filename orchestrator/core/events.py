@@ -1,0 +1,310 @@
+"""What can happen to a run: facts as they enter the journal.
+
+A fact says what a source saw, never what to do about it. Verdicts (`FaultJudged`) carry their
+evidence. Times inside events are ages in seconds measured by the source, so that clocks of
+different nodes are never compared.
+"""
+
+from dataclasses import dataclass
+
+from orchestrator.core.actions import Decision
+from orchestrator.core.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequested:
+    """The run exists; always the first record."""
+
+    run: str
+    nodes: int
+    spares: int
+    ranks_per_node: int
+    interval_steps: int
+    checkpoints: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySet:
+    """The limits in force from here on (written again when the run's file changed)."""
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTaken:
+    """A supervisor became the only writer. `clean` is false when one before it died."""
+
+    epoch: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSaid:
+    """A person asked for `stop` or `snapshot`."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueRead:
+    """The store's committed checkpoints as (step, attempt), newest first."""
+
+    commits: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueUnknown:
+    """The store could not be listed: never the same as an empty store."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedShard:
+    """A complete snapshot of one rank in its node's memory."""
+
+    rank: int
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentJoined:
+    """An agent connected. `incarnation` changes when the agent process does."""
+
+    node: str
+    incarnation: str
+    address: str
+    metrics_url: str
+    staged: tuple[StagedShard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    """An agent is gone for good or has been silent too long."""
+
+    node: str
+    incarnation: str
+    why: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobObserved:
+    """The allocation changed: `state` is `running`, `gone` or `unknown`."""
+
+    job: str
+    state: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksStarted:
+    """An agent started its ranks of an attempt."""
+
+    attempt: int
+    node: str
+    ranks: tuple[int, ...]
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank ended. `ours` is true when the agent had been told to stop it.
+
+    Attributes:
+        code: Exit code, or minus the signal's number.
+        note: `restore_failed` or `stage_refused` for the two exit codes that mean that.
+        age_s: Seconds between the exit and this report, on the agent's clock.
+        last_line: Last line of output, at most 300 characters.
+    """
+
+    attempt: int
+    node: str
+    rank: int
+    code: int
+    ours: bool
+    note: str = ""
+    age_s: float = 0.0
+    last_line: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOverdue:
+    """A rank has stayed in a phase longer than the phase may last."""
+
+    attempt: int
+    node: str
+    rank: int
+    phase: str
+    step: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignatureSeen:
+    """A known failure text appeared in a rank's output (first time in this attempt)."""
+
+    attempt: int
+    node: str
+    rank: int
+    signature: str
+    fault: str
+    secondary: bool
+    confidence: float
+    culprit: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReached:
+    """All ranks of the attempt have reached `restore`, `step` or `first_step`."""
+
+    attempt: int
+    phase: str
+    step: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the slowest and fastest rank are; nan in a measurement means not measured."""
+
+    attempt: int
+    min_step: int
+    max_step: int
+    loss: float
+    step_s: float
+    stall_s: float
+    saves: int
+    skipped_saves: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """The complete snapshots in a node's memory now; replaces what was known of the node."""
+
+    node: str
+    shards: tuple[StagedShard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUploaded:
+    """One rank's part of a checkpoint is in the store, with its index."""
+
+    attempt: int
+    step: int
+    rank: int
+    world: int
+    index_key: str
+    index_crc64: int
+    nbytes: int
+    upload_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadFailed:
+    """One rank's part could not be stored; training goes on."""
+
+    attempt: int
+    step: int
+    rank: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """The manifest is in the store: this checkpoint can be restored from now on."""
+
+    step: int
+    attempt: int
+    manifest_key: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRefused:
+    """The shards do not make a whole checkpoint; `why` names tensor and ranks."""
+
+    step: int
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultJudged:
+    """What ended an attempt, and who is to blame (None: unknown)."""
+
+    attempt: int
+    fault: str
+    fault_class: str
+    node: str | None
+    rank: int | None
+    confidence: float
+    cause: str
+    evidence: tuple[int, ...]
+    discounted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionMade:
+    """The intent, written before its effect."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionDone:
+    """The effect of a decision is known to have happened, or to have failed."""
+
+    key: str
+    ok: bool
+    detail: str = ""
+
+
+Event = (
+    RunRequested
+    | PolicySet
+    | LeaseTaken
+    | OperatorSaid
+    | CatalogueRead
+    | CatalogueUnknown
+    | AgentJoined
+    | AgentLost
+    | JobObserved
+    | RanksStarted
+    | RankExited
+    | RankOverdue
+    | SignatureSeen
+    | PhaseReached
+    | Progress
+    | Staged
+    | ShardUploaded
+    | UploadFailed
+    | CheckpointCommitted
+    | CommitRefused
+    | FaultJudged
+    | DecisionMade
+    | ActionDone
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which message of which agent an event came from; makes redelivery harmless."""
+
+    node: str
+    incarnation: str
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One line of the journal: `seq` counts from 1 without gaps, `at` is Unix time in seconds."""
+
+    seq: int
+    at: float
+    epoch: int
+    event: Event
+    origin: Origin | None = None

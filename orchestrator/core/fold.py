@@ -1,0 +1,260 @@
+"""`fold(state, record) -> state`: how each fact changes what is known.
+
+One small function per event kind, found in `HANDLERS`; facts about the running attempt are in
+`fold_attempt`. A record is counted once: an event that an agent sends again after a lost answer
+carries the same origin and changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.core import events as ev
+from orchestrator.core import fold_attempt as attempts
+from orchestrator.core.actions import (
+    Commit,
+    Finish,
+    Launch,
+    SetInterval,
+    StartRanks,
+    StopRanks,
+    Wait,
+)
+from orchestrator.core.actions import Snapshot as SnapshotAction
+from orchestrator.core.events import Record
+from orchestrator.core.state import Measured, Node, Pending, RunPhase, State
+
+KEPT_SAMPLES = 20
+KEPT_UPLOADS = 8
+
+
+def fold(state: State, record: Record) -> State:
+    """Return the state after `record`; total, and the same for the same input."""
+    event, origin = record.event, record.origin
+    if origin is not None:
+        incarnation, n = state.seen.get(origin.node, ("", 0))
+        if incarnation == origin.incarnation and origin.n <= n:
+            return replace(state, seq=record.seq, at=record.at)
+        state = replace(state, seen={**state.seen, origin.node: (origin.incarnation, origin.n)})
+    state = _expose(state, record.at)
+    state = replace(state, seq=record.seq, at=record.at, epoch=max(state.epoch, record.epoch))
+    return HANDLERS[type(event)](state, record, event)
+
+
+def _expose(state: State, at: float) -> State:
+    """Count node-seconds under load since the last record (clock steps back count nothing)."""
+    attempt = state.attempt
+    if attempt is None or not attempt.is_live or attempt.started_at is None or at <= state.at:
+        return state
+    node_s = state.measured.node_s + (at - state.at) * len(attempt.nodes)
+    return replace(state, measured=replace(state.measured, node_s=node_s))
+
+
+def _run_requested(state: State, record: Record, event: ev.RunRequested) -> State:
+    return replace(state, run=event, requested_at=record.at, interval_steps=event.interval_steps)
+
+
+def _policy_set(state: State, record: Record, event: ev.PolicySet) -> State:
+    return replace(state, policy=event.policy)
+
+
+def _lease_taken(state: State, record: Record, event: ev.LeaseTaken) -> State:
+    return replace(state, epoch=event.epoch)
+
+
+def _operator_said(state: State, record: Record, event: ev.OperatorSaid) -> State:
+    if event.what == "stop":
+        return replace(state, stop_requested_seq=record.seq)
+    return replace(state, snapshot_requested_seq=record.seq)
+
+
+def _catalogue_read(state: State, record: Record, event: ev.CatalogueRead) -> State:
+    commits = tuple(sorted({*state.commits, *event.commits}, reverse=True))
+    return replace(state, catalogue_read=True, catalogue_problem="", commits=commits)
+
+
+def _catalogue_unknown(state: State, record: Record, event: ev.CatalogueUnknown) -> State:
+    return replace(state, catalogue_problem=event.why)
+
+
+def _agent_joined(state: State, record: Record, event: ev.AgentJoined) -> State:
+    before = state.nodes.get(event.node)
+    if before is not None and before.incarnation not in ("", event.incarnation):
+        why = "its agent was replaced by a new one"
+        state = attempts.lose_node(state, record, event.node, why, since_s=0.0)
+    node = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        alive=True,
+        address=event.address,
+        metrics_url=event.metrics_url,
+        joined_seq=record.seq,
+        excluded=before.excluded if before else "",
+        staged=event.staged,
+    )
+    return _with_node(state, node)
+
+
+def _agent_lost(state: State, record: Record, event: ev.AgentLost) -> State:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    gone = replace(node, alive=False, lost_why=event.why, staged=())
+    state = _with_node(state, gone)
+    return attempts.lose_node(state, record, event.node, event.why, event.silent_s)
+
+
+def _with_node(state: State, node: Node) -> State:
+    return replace(state, nodes={**state.nodes, node.name: node})
+
+
+def _job_observed(state: State, record: Record, event: ev.JobObserved) -> State:
+    return replace(
+        state, job=event.job, job_state=event.state, job_why=event.why, job_seq=record.seq
+    )
+
+
+def _progress(state: State, record: Record, event: ev.Progress) -> State:
+    state = attempts.progress(state, record, event)
+    measured = state.measured
+    if event.step_s == event.step_s:
+        measured = replace(measured, step_s=event.step_s)
+    if event.stall_s == event.stall_s and event.saves > state.saves:
+        stalls = (*measured.stall_s, event.stall_s)[-KEPT_SAMPLES:]
+        measured = replace(measured, stall_s=stalls)
+    return replace(
+        state,
+        measured=measured,
+        loss=event.loss if event.loss == event.loss else state.loss,
+        tokens=max(state.tokens, event.tokens),
+        saves=event.saves,
+        skipped_saves=event.skipped_saves,
+        best_step=max(state.best_step, event.min_step),
+    )
+
+
+def _staged(state: State, record: Record, event: ev.Staged) -> State:
+    node = state.nodes.get(event.node)
+    if node is None or not node.alive:
+        return state
+    return _with_node(state, replace(node, staged=event.shards))
+
+
+def _shard_uploaded(state: State, record: Record, event: ev.ShardUploaded) -> State:
+    key = (event.step, event.attempt)
+    if key in state.commits or key in state.refused:
+        return state
+    shards = {**state.uploads.get(key, {}), event.rank: event}
+    uploads = {**state.uploads, key: shards}
+    for old in sorted(uploads)[:-KEPT_UPLOADS]:
+        del uploads[old]
+    return replace(state, uploads=uploads)
+
+
+def _upload_failed(state: State, record: Record, event: ev.UploadFailed) -> State:
+    return replace(state, last_upload_error=event.error)
+
+
+def _committed(state: State, record: Record, event: ev.CheckpointCommitted) -> State:
+    key = (event.step, event.attempt)
+    shards = state.uploads.get(key, {})
+    measured: Measured = state.measured
+    if shards:
+        slowest = max(shard.upload_s for shard in shards.values())
+        measured = replace(measured, upload_s=(*measured.upload_s, slowest)[-KEPT_SAMPLES:])
+    incidents = tuple(
+        replace(i, forgiven=True) if event.step > i.best_step else i for i in state.incidents
+    )
+    return replace(
+        state,
+        commits=tuple(sorted({*state.commits, key}, reverse=True)),
+        uploads={k: v for k, v in state.uploads.items() if k != key},
+        measured=measured,
+        incidents=incidents,
+    )
+
+
+def _commit_refused(state: State, record: Record, event: ev.CommitRefused) -> State:
+    key = (event.step, event.attempt)
+    return replace(
+        state,
+        refused=state.refused | {key},
+        refused_why=event.why,
+        uploads={k: v for k, v in state.uploads.items() if k != key},
+    )
+
+
+def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> State:
+    decision = event.decision
+    action = decision.action
+    if isinstance(action, Wait):
+        return replace(state, waiting_for=decision.reason)
+    pending = Pending(key=decision.key, action=action, seq=record.seq, at=record.at)
+    state = replace(state, waiting_for="", pending={**state.pending, decision.key: pending})
+    match action:
+        case Launch():
+            return replace(state, phase=RunPhase.ALLOCATING, launched_at=record.at)
+        case StartRanks():
+            return attempts.start(state, record, action, decision)
+        case StopRanks():
+            return attempts.order_stop(state, record, action)
+        case SetInterval():
+            return replace(
+                state,
+                interval_steps=action.interval_steps,
+                interval_changed_step=state.commits[0][0] if state.commits else -1,
+            )
+        case SnapshotAction():
+            return replace(state, snapshots_done_seq=state.snapshot_requested_seq)
+        case Finish(outcome=outcome):
+            return replace(
+                state, phase=RunPhase.FINISHING, outcome=outcome, outcome_reason=decision.reason
+            )
+        case Commit():
+            return state
+
+
+def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
+    done = state.pending.get(event.key)
+    if done is None:
+        return state
+    pending = {k: v for k, v in state.pending.items() if k != event.key}
+    state = replace(state, pending=pending)
+    if isinstance(done.action, Finish):
+        return replace(state, over=True, phase=RunPhase.OVER)
+    if isinstance(done.action, Launch) and event.ok:
+        return replace(state, job=event.detail, job_state="running", job_seq=record.seq)
+    if isinstance(done.action, Launch):
+        return replace(state, job_state="refused", job_seq=record.seq, job_why=event.detail)
+    return state
+
+
+def _fault_judged(state: State, record: Record, event: ev.FaultJudged) -> State:
+    return attempts.judged(state, record, event)
+
+
+HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
+    ev.RunRequested: _run_requested,
+    ev.PolicySet: _policy_set,
+    ev.LeaseTaken: _lease_taken,
+    ev.OperatorSaid: _operator_said,
+    ev.CatalogueRead: _catalogue_read,
+    ev.CatalogueUnknown: _catalogue_unknown,
+    ev.AgentJoined: _agent_joined,
+    ev.AgentLost: _agent_lost,
+    ev.JobObserved: _job_observed,
+    ev.RanksStarted: attempts.ranks_started,
+    ev.RankExited: attempts.rank_exited,
+    ev.RankOverdue: attempts.rank_overdue,
+    ev.SignatureSeen: attempts.signature_seen,
+    ev.PhaseReached: attempts.phase_reached,
+    ev.Progress: _progress,
+    ev.Staged: _staged,
+    ev.ShardUploaded: _shard_uploaded,
+    ev.UploadFailed: _upload_failed,
+    ev.CheckpointCommitted: _committed,
+    ev.CommitRefused: _commit_refused,
+    ev.FaultJudged: _fault_judged,
+    ev.DecisionMade: _decision_made,
+    ev.ActionDone: _action_done,
+}

@@ -1,0 +1,51 @@
+"""Which checkpoint an attempt starts from: the newest that every rank can get, whole."""
+
+from collections import defaultdict
+
+from orchestrator.core.actions import Restore, Source
+from orchestrator.core.state import State
+
+
+def choose(state: State, nodes: tuple[str, ...]) -> Restore | None:
+    """Return the newest restorable checkpoint for this placement; None: start from step 0.
+
+    A committed checkpoint can be read by any placement. One that lies only in the nodes' memory
+    counts if each rank's own node holds it complete and from one and the same attempt.
+    """
+    assert state.run is not None
+    stored = [
+        Restore(step=step, attempt=attempt, source=Source.STORE)
+        for step, attempt in state.commits
+        if (step, attempt, Source.STORE.value) not in state.quarantined
+    ]
+    candidates = [*in_memory(state, nodes), *stored]
+    # At the same step the store wins: its manifest has been verified, and ranks still read their
+    # own memory first where the sums agree.
+    return max(
+        candidates,
+        key=lambda c: (c.step, c.source is Source.STORE, c.attempt),
+        default=None,
+    )
+
+
+def in_memory(state: State, nodes: tuple[str, ...]) -> list[Restore]:
+    """Return the checkpoints that lie whole in the memory of `nodes`, in no order."""
+    assert state.run is not None
+    per_node = state.run.ranks_per_node
+    holders: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for position, name in enumerate(nodes):
+        own = range(position * per_node, (position + 1) * per_node)
+        for shard in state.nodes[name].staged:
+            if shard.rank in own:
+                holders[shard.step, shard.attempt].add(shard.rank)
+    world = len(nodes) * per_node
+    return [
+        Restore(step=step, attempt=attempt, source=Source.MEMORY)
+        for (step, attempt), ranks in holders.items()
+        if len(ranks) == world and (step, attempt, Source.MEMORY.value) not in state.quarantined
+    ]
+
+
+def has_history(state: State) -> bool:
+    """Whether anything was ever committed: then step 0 is never chosen by itself."""
+    return bool(state.commits)

@@ -1,0 +1,53 @@
+"""An attempt that cannot go on is stopped on all nodes at once."""
+
+from orchestrator.core.actions import Decision, StopRanks
+from orchestrator.core.policy import Policy
+from orchestrator.core.rules.verdicts import make
+from orchestrator.core.state import AttemptPhase, Clue, State
+
+
+def stop_after_trouble(state: State, now: float, policy: Policy) -> Decision | None:
+    """A rank died or hung, or a node is gone: the others cannot finish their step."""
+    attempt = state.attempt
+    if attempt is None or attempt.first_trouble is None:
+        return None
+    if attempt.phase not in (AttemptPhase.STARTING, AttemptPhase.RUNNING):
+        return None
+    clue = attempt.first_trouble
+    action = StopRanks(attempt=attempt.number, nodes=_living(state))
+    reason = f"{describe(clue)}: the other ranks cannot go on without it"
+    return make(state, "rank_or_node_lost", action, reason, (clue.seq,), attempt.number)
+
+
+def stop_after_slow_start(state: State, now: float, policy: Policy) -> Decision | None:
+    """Not every agent confirmed its ranks in time."""
+    attempt = state.attempt
+    if attempt is None or attempt.phase is not AttemptPhase.STARTING:
+        return None
+    if now - attempt.ordered_at <= policy.start_timeout_s:
+        return None
+    silent = sorted(set(attempt.nodes) - attempt.started_nodes)
+    action = StopRanks(attempt=attempt.number, nodes=_living(state))
+    reason = f"no start confirmed by {', '.join(silent)} within {policy.start_timeout_s:g} s"
+    evidence = (attempt.ordered_seq,)
+    return make(state, "slow_start", action, reason, evidence, attempt.number)
+
+
+def describe(clue: Clue) -> str:
+    """Say in a few words what was seen."""
+    match clue.kind:
+        case "exit" if clue.code < 0:
+            return f"rank {clue.rank} on {clue.node} was ended by signal {-clue.code}"
+        case "exit":
+            return f"rank {clue.rank} on {clue.node} exited with code {clue.code}"
+        case "overdue":
+            where = f"rank {clue.rank} on {clue.node}"
+            return f"{where} has been in phase {clue.phase} {clue.for_s:.1f} s too long"
+        case _:
+            return f"{clue.node} is gone ({clue.text})"
+
+
+def _living(state: State) -> tuple[str, ...]:
+    attempt = state.attempt
+    assert attempt is not None
+    return tuple(name for name in attempt.nodes if name not in attempt.lost)

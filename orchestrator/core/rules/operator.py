@@ -1,0 +1,72 @@
+"""What a person asked for: a planned stop, a snapshot now."""
+
+import math
+
+from orchestrator.core.actions import Decision, Finish, Outcome, Snapshot, StopRanks
+from orchestrator.core.policy import Policy
+from orchestrator.core.rules.verdicts import make, wait
+from orchestrator.core.state import AttemptPhase, State
+
+MARGIN_S = 1.0
+
+
+def stop(state: State, now: float, policy: Policy) -> Decision | None:
+    """Stop for good: let the ranks save and leave, wait for the upload, then finish."""
+    if not state.stop_requested_seq:
+        return None
+    evidence = (state.stop_requested_seq,)
+    attempt = state.attempt
+    if attempt is not None and attempt.is_live:
+        if attempt.phase is AttemptPhase.STOPPING:
+            return wait(state, "operator.stop", "waiting for the ranks to stop")
+        action = StopRanks(attempt=attempt.number, nodes=attempt.nodes, planned=True)
+        reason = "the operator asked to stop: save, then leave"
+        return make(state, "operator.stop", action, reason, evidence, attempt.number)
+    if attempt is not None and not upload_settled(state, now, policy):
+        return wait(state, "operator.stop", "waiting for the last checkpoint's upload")
+    reason = "the operator asked to stop"
+    if state.commits:
+        reason += f"; the newest checkpoint is step {state.commits[0][0]}"
+    action_finish = Finish(outcome=Outcome.STOPPED)
+    return make(state, "operator.stop", action_finish, reason, evidence, 1)
+
+
+def upload_settled(state: State, now: float, policy: Policy) -> bool:
+    """Whether nothing newer than the newest commit is still on its way to the store."""
+    attempt = state.attempt
+    if attempt is None or attempt.over_at is None or not state.run or not state.run.checkpoints:
+        return True
+    if now - attempt.over_at > policy.final_upload_s:
+        return True
+    newest = state.commits[0][0] if state.commits else -1
+    newest = max([newest, *(step for step, _ in state.refused)])
+    staged = [
+        shard.step
+        for name in attempt.nodes
+        if state.nodes[name].alive
+        for shard in state.nodes[name].staged
+        if shard.attempt == attempt.number
+    ]
+    return max([-1, *staged, *(step for step, _ in state.uploads)]) <= newest
+
+
+def snapshot(state: State, now: float, policy: Policy) -> Decision | None:
+    """Save once, at a step that all ranks still have before them."""
+    attempt = state.attempt
+    if state.snapshot_requested_seq <= state.snapshots_done_seq:
+        return None
+    if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
+        return None
+    if attempt.first_step_at is None:
+        return None
+    step = attempt.max_step + steps_ahead(state)
+    reason = f"the operator asked for a snapshot: all ranks save at step {step}"
+    evidence = (state.snapshot_requested_seq,)
+    action = Snapshot(attempt=attempt.number, step=step)
+    return make(state, "operator.snapshot", action, reason, evidence, evidence[0])
+
+
+def steps_ahead(state: State) -> int:
+    """Return how many steps ahead an order must point for every rank to hear of it in time."""
+    step_s = state.measured.step_s
+    return 2 if not step_s or step_s <= 0 else max(2, math.ceil(MARGIN_S / step_s))

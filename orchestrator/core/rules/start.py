@@ -1,0 +1,32 @@
+"""The first attempt of a run (also of a run that goes on from an older one's checkpoints)."""
+
+from orchestrator.core.actions import Decision, StartRanks
+from orchestrator.core.placement import place
+from orchestrator.core.policy import Policy
+from orchestrator.core.restore import choose
+from orchestrator.core.rules.verdicts import make, wait
+from orchestrator.core.state import State
+
+
+def start(state: State, now: float, policy: Policy) -> Decision | None:
+    """Start as soon as enough agents are there and the store's catalogue is known."""
+    if state.attempt is not None or state.run is None:
+        return None
+    nodes = place(state)
+    if nodes is None:
+        return None
+    if state.run.checkpoints and not state.catalogue_read:
+        problem = state.catalogue_problem or "not answered yet"
+        return wait(state, "start", f"waiting for the list of checkpoints: {problem}")
+    restore = choose(state, nodes)
+    action = StartRanks(
+        attempt=1,
+        nodes=nodes,
+        ranks_per_node=state.run.ranks_per_node,
+        restore=restore,
+        interval_steps=state.interval_steps,
+    )
+    origin = f"step {restore.step} of the store" if restore else "step 0, nothing committed yet"
+    reason = f"{len(nodes)} nodes are ready; start from {origin}"
+    evidence = tuple(sorted(state.nodes[name].joined_seq for name in nodes))
+    return make(state, "start", action, reason, evidence, 1)

@@ -1,0 +1,230 @@
+"""What is known of a run, as one immutable value; `fold` makes the next one from an event."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from orchestrator.core.actions import Action, Outcome, Restore
+from orchestrator.core.events import FaultJudged, RunRequested, ShardUploaded, StagedShard
+from orchestrator.core.policy import Policy
+
+
+class RunPhase(StrEnum):
+    """Where the run is, for people and for the rules."""
+
+    REQUESTED = "requested"
+    ALLOCATING = "allocating"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    RECOVERING = "recovering"
+    FINISHING = "finishing"
+    OVER = "over"
+
+
+class AttemptPhase(StrEnum):
+    """The life of one attempt: one start of all ranks."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """An agent's node. `excluded` says why it gets no ranks any more."""
+
+    name: str
+    incarnation: str
+    alive: bool
+    address: str
+    metrics_url: str
+    joined_seq: int
+    lost_why: str = ""
+    excluded: str = ""
+    staged: tuple[StagedShard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clue:
+    """One piece of evidence about the end of an attempt, in journal order."""
+
+    seq: int
+    at: float
+    kind: str
+    node: str
+    rank: int | None = None
+    code: int = 0
+    ours: bool = False
+    note: str = ""
+    signature: str = ""
+    fault: str = ""
+    secondary: bool = False
+    confidence: float = 0.0
+    culprit: str = ""
+    text: str = ""
+    for_s: float = 0.0
+    phase: str = ""
+    step: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of all ranks, from the order to start until the last rank is gone.
+
+    Attributes:
+        nodes: Placement in rank order; rank r runs on nodes[r // ranks_per_node].
+        exits: Exit code per rank, for ranks known to have ended.
+        lost: Nodes of the placement that are gone together with their ranks.
+        first_trouble: The clue that ended the healthy part, None while healthy.
+        min_step: Last step that all ranks finished; -1 before the first.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    restore: Restore | None
+    phase: AttemptPhase
+    ordered_at: float
+    ordered_seq: int
+    started_nodes: frozenset[str] = frozenset()
+    started_at: float | None = None
+    restoring_at: float | None = None
+    stepping_at: float | None = None
+    first_step_at: float | None = None
+    exits: dict[int, int] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    clues: tuple[Clue, ...] = ()
+    first_trouble: Clue | None = None
+    trouble_since: float = 0.0
+    stop_ordered_at: float | None = None
+    planned_stop: bool = False
+    over_at: float | None = None
+    min_step: int = -1
+    max_step: int = -1
+    verdict: FaultJudged | None = None
+    verdict_seq: int = 0
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.nodes) * self.ranks_per_node
+
+    def node_of(self, rank: int) -> str:
+        """Name of the node that `rank` runs on."""
+        return self.nodes[rank // self.ranks_per_node]
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any of its ranks may still be running."""
+        return self.phase is not AttemptPhase.OVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One interruption, from the fault to the first new step. Times are Unix seconds.
+
+    Attributes:
+        fault_at: When the fault happened, as far as its first witness can tell.
+        step: Last step that all ranks had finished when it happened.
+        resumed_step: Step of the checkpoint that the next attempt started from.
+        best_step: Furthest step of the run up to the incident.
+        forgiven: A later checkpoint was committed beyond `best_step`.
+    """
+
+    number: int
+    attempt: int
+    fault: str
+    fault_class: str
+    node: str | None
+    rank: int | None
+    cause: str
+    fault_at: float
+    detected_at: float
+    stopped_at: float
+    step: int
+    best_step: int
+    evidence: tuple[int, ...]
+    decision: str = ""
+    rule: str = ""
+    next_attempt: int | None = None
+    restore: Restore | None = None
+    resumed_step: int | None = None
+    started_at: float | None = None
+    restoring_at: float | None = None
+    stepping_at: float | None = None
+    first_step_at: float | None = None
+    forgiven: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """An action that was decided and whose outcome is not known yet."""
+
+    key: str
+    action: Action
+    seq: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Costs as measured, in seconds; None means not measured yet.
+
+    Attributes:
+        upload_s: The latest uploads of whole checkpoints, newest last, at most 20.
+        stall_s: The latest blocking stalls of a save, newest last, at most 20.
+        node_s: Node-seconds of exposure: time with ranks running, times nodes.
+    """
+
+    step_s: float | None = None
+    stall_s: tuple[float, ...] = ()
+    upload_s: tuple[float, ...] = ()
+    node_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything that the rules look at."""
+
+    run: RunRequested | None = None
+    policy: Policy = field(default_factory=lambda: Policy(budget={}))
+    phase: RunPhase = RunPhase.REQUESTED
+    seq: int = 0
+    at: float = 0.0
+    requested_at: float = 0.0
+    epoch: int = 0
+    launched_at: float | None = None
+    job: str = ""
+    job_state: str = ""
+    job_why: str = ""
+    job_seq: int = 0
+    nodes: dict[str, Node] = field(default_factory=dict)
+    attempt: Attempt | None = None
+    last_attempt: int = 0
+    incidents: tuple[Incident, ...] = ()
+    catalogue_read: bool = False
+    catalogue_problem: str = ""
+    commits: tuple[tuple[int, int], ...] = ()
+    quarantined: frozenset[tuple[int, int, str]] = frozenset()
+    uploads: dict[tuple[int, int], dict[int, ShardUploaded]] = field(default_factory=dict)
+    refused: frozenset[tuple[int, int]] = frozenset()
+    refused_why: str = ""
+    last_upload_error: str = ""
+    interval_steps: int = 0
+    interval_changed_step: int = -1
+    best_step: int = -1
+    loss: float = float("nan")
+    tokens: int = 0
+    saves: int = 0
+    skipped_saves: int = 0
+    measured: Measured = Measured()
+    stop_requested_seq: int = 0
+    snapshot_requested_seq: int = 0
+    snapshots_done_seq: int = 0
+    pending: dict[str, Pending] = field(default_factory=dict)
+    seen: dict[str, tuple[str, int]] = field(default_factory=dict)
+    waiting_for: str = ""
+    outcome: Outcome | None = None
+    outcome_reason: str = ""
+    over: bool = False

@@ -1,0 +1,32 @@
+"""The exit codes of `everstep`, one table for code, help text and documentation."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the shell, Slurm or systemd gets back."""
+
+    OK = 0
+    RUN_FAILED = 1
+    USAGE = 2
+    PRECONDITION = 3
+    ALREADY_RUNNING = 4
+    NOT_FOUND = 5
+    STOPPED = 6
+    DIFFERENT = 7
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+MEANING: dict[ExitCode, str] = {
+    ExitCode.OK: "done; for `run`: the job finished",
+    ExitCode.RUN_FAILED: "the run ended and needs a person; the reason was printed",
+    ExitCode.USAGE: "wrong command line or wrong key in the TOML; nothing was started",
+    ExitCode.PRECONDITION: "store, port, disk or script not usable; nothing was started",
+    ExitCode.ALREADY_RUNNING: "another supervisor holds this run",
+    ExitCode.NOT_FOUND: "no such run, or its supervisor is not there",
+    ExitCode.STOPPED: "stopped by the operator; the run can go on later",
+    ExitCode.DIFFERENT: "`replay` came to another decision than the journal",
+    ExitCode.INTERNAL: "a bug in everstep; the journal is intact",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C); the ranks go on, run it again to adopt them",
+}
