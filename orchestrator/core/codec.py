@@ -45,6 +45,11 @@ def decode_record(value: Any) -> Record:
     return typing.cast(Record, _decode(value, Record, "record"))
 
 
+def decode(value: Any, kind: Any) -> Any:
+    """Rebuild a value of a dataclass or of a union of them; raises as `decode_record` does."""
+    return _decode(value, kind, "message")
+
+
 def decode_event(value: Any) -> Event:
     """Rebuild one event; raises CodecError as `decode_record` does."""
     return typing.cast(Event, _decode(value, Event, "event"))

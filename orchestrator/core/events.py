@@ -13,7 +13,12 @@ from orchestrator.core.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequested:
-    """The run exists; always the first record."""
+    """The run exists; always the first record.
+
+    Attributes:
+        checkpoints: Whether there is a store; without one nothing is committed or restored.
+        attempts_before: Attempts in earlier journals of this run; numbers go on from there.
+    """
 
     run: str
     nodes: int
@@ -21,6 +26,7 @@ class RunRequested:
     ranks_per_node: int
     interval_steps: int
     checkpoints: bool
+    attempts_before: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

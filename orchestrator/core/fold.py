@@ -51,7 +51,13 @@ def _expose(state: State, at: float) -> State:
 
 
 def _run_requested(state: State, record: Record, event: ev.RunRequested) -> State:
-    return replace(state, run=event, requested_at=record.at, interval_steps=event.interval_steps)
+    return replace(
+        state,
+        run=event,
+        requested_at=record.at,
+        interval_steps=event.interval_steps,
+        last_attempt=event.attempts_before,
+    )
 
 
 def _policy_set(state: State, record: Record, event: ev.PolicySet) -> State:
@@ -70,7 +76,11 @@ def _operator_said(state: State, record: Record, event: ev.OperatorSaid) -> Stat
 
 def _catalogue_read(state: State, record: Record, event: ev.CatalogueRead) -> State:
     commits = tuple(sorted({*state.commits, *event.commits}, reverse=True))
-    return replace(state, catalogue_read=True, catalogue_problem="", commits=commits)
+    # Attempts of an older run under this name are counted on: their keys are taken in the store.
+    last = max([state.last_attempt, *(attempt for _, attempt in event.commits)])
+    return replace(
+        state, catalogue_read=True, catalogue_problem="", commits=commits, last_attempt=last
+    )
 
 
 def _catalogue_unknown(state: State, record: Record, event: ev.CatalogueUnknown) -> State:

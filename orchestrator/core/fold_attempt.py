@@ -43,7 +43,7 @@ def start(state: State, record: Record, action: StartRanks, decision: Decision) 
         state,
         attempt=attempt,
         last_attempt=action.attempt,
-        phase=RunPhase.STARTING if action.attempt == 1 else RunPhase.RECOVERING,
+        phase=RunPhase.RECOVERING if state.incidents else RunPhase.STARTING,
         nodes=nodes,
         saves=0,
         skipped_saves=0,
@@ -82,6 +82,8 @@ def ranks_started(state: State, record: Record, event: ev.RanksStarted) -> State
     if attempt.phase is AttemptPhase.STARTING and started >= set(attempt.nodes):
         attempt = replace(attempt, phase=AttemptPhase.RUNNING, started_at=record.at)
         state = _update_incident(state, started_at=record.at)
+        # A script without heartbeats gives no further sign: running is all that can be said.
+        state = replace(state, phase=RunPhase.RUNNING)
     return replace(state, attempt=attempt)
 
 
@@ -100,9 +102,7 @@ def phase_reached(state: State, record: Record, event: ev.PhaseReached) -> State
     if event.phase == "first_step" and attempt.first_step_at is None:
         state = _update_incident(state, first_step_at=at)
         attempt = replace(attempt, first_step_at=at, min_step=max(attempt.min_step, event.step))
-        running = state.phase in (RunPhase.STARTING, RunPhase.RECOVERING)
-        phase = RunPhase.RUNNING if running else state.phase
-        return replace(state, attempt=attempt, phase=phase)
+        return replace(state, attempt=attempt)
     return state
 
 

@@ -20,7 +20,7 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
         return wait(state, "start", f"waiting for the list of checkpoints: {problem}")
     restore = choose(state, nodes)
     action = StartRanks(
-        attempt=1,
+        attempt=state.last_attempt + 1,
         nodes=nodes,
         ranks_per_node=state.run.ranks_per_node,
         restore=restore,
@@ -29,4 +29,4 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
     origin = f"step {restore.step} of the store" if restore else "step 0, nothing committed yet"
     reason = f"{len(nodes)} nodes are ready; start from {origin}"
     evidence = tuple(sorted(state.nodes[name].joined_seq for name in nodes))
-    return make(state, "start", action, reason, evidence, 1)
+    return make(state, "start", action, reason, evidence, action.attempt)
