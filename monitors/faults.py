@@ -100,7 +100,8 @@ class Evidence:
         text: signature: the line itself, bounded; exit: last words of the process, if any.
         culprit_node: signature: node that the line blames, "" when it blames none.
         culprit_rank: signature: rank that the line blames, None when it blames none.
-        why: node_lost: what says so (`Slurm: DOWN`, `agent silent for 30 s`).
+        why: node_lost: what says so (`Slurm: DOWN`, `agent silent for 30 s`); overdue: what is
+            abnormal about this process alone (`stopped`), "" when nothing is.
     """
 
     seq: int
