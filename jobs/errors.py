@@ -25,7 +25,7 @@ class DataError(UsageError):
     """The data is missing, empty, too short or not readable as tokens."""
 
 
-class NonFiniteLoss(JobError):  # noqa: N818 (names the event)
+class NonFiniteLoss(JobError):
     """The loss or the gradient norm became NaN or infinite; the weights were not touched."""
 
     exit_code: ClassVar[int] = 3

@@ -113,7 +113,8 @@ class _GroupedSwiGLU(torch.autograd.Function):
         _each_expert(grouping, dh_rn, w1, dx_rd)
         # Gathering by the inverse permutation and summing over K replaces an index_add, which on
         # CUDA would add atomically and in no fixed order.
-        dx_td = dx_rd.index_select(0, grouping.inverse_r).view(*gates_tk.shape, -1).sum(1)
+        dx_tkd = dx_rd.index_select(0, grouping.inverse_r).view(*gates_tk.shape, x_td.shape[-1])
+        dx_td = dx_tkd.sum(1)
         dgates_tk = dgates_r.index_select(0, grouping.inverse_r).view_as(gates_tk)
         return dx_td, dgates_tk, dw1, dw2, None
 
