@@ -1,4 +1,3 @@
-# ruff: noqa: N818  (the names say what happened; every one of them is an error)
 """Everything that checkpointing can raise.
 
 CheckpointingError

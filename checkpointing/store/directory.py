@@ -1,0 +1,188 @@
+"""A folder as a store: the same protocol as S3, for one machine or a shared file system.
+
+A new object is written to a temporary file in the same folder, synced, and linked to its name:
+`link` fails when the name is taken, which is the conditional put.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from checkpointing import checksum
+from checkpointing.errors import (
+    ConditionalPutUnsupported,
+    ObjectConflict,
+    ObjectCorrupt,
+    ObjectMissing,
+    StoreDenied,
+    StoreMissing,
+    StoreUnavailable,
+)
+from checkpointing.store.base import ObjectInfo, check_key
+
+_TEMPORARY: Final = ".tmp-"
+_BLOCK: Final = 8 << 20
+
+
+class DirectoryStore:
+    """Objects as files below an existing folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        """Create a small object; False when the key exists."""
+        return self._create(key, [memoryview(body)])
+
+    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
+        """Create an object from `parts`, verified against `crc64`."""
+        flat = [part.cast("B") for part in parts if part.nbytes]
+        found = checksum.combine((checksum.crc64(part), part.nbytes) for part in flat)
+        if found != crc64:
+            raise ObjectCorrupt(f"{key}: the bytes changed before they were written")
+        if self._create(key, flat):
+            return
+        path = self._path(key)
+        with self._translated(key):
+            same = path.stat().st_size == sum(part.nbytes for part in flat)
+            if not same or _crc_of_file(path) != crc64:
+                raise ObjectConflict(f"{key}: exists with other content")
+
+    def get(self, key: str) -> bytes:
+        """Return an object."""
+        with self._translated(key):
+            return self._path(key).read_bytes()
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` from `offset` on."""
+        with self._translated(key), self._path(key).open("rb") as file:
+            file.seek(offset)
+            done, flat = 0, out.cast("B")
+            while done < flat.nbytes:
+                count = file.readinto(flat[done:])
+                if not count:
+                    raise ObjectCorrupt(f"{key}: ends at byte {offset + done}")
+                done += count
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Describe an object; the CRC is not known without reading."""
+        try:
+            with self._translated(key):
+                return ObjectInfo(key=key, nbytes=self._path(key).stat().st_size)
+        except ObjectMissing:
+            return None
+
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
+        """Return all objects below a prefix."""
+        self._require_root()
+        folder = self._root / prefix.rpartition("/")[0]
+        found: list[ObjectInfo] = []
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        with self._translated(prefix):
+            # Path.walk would do, but needs Python 3.12.
+            for base, _, names in os.walk(folder, onerror=fail):
+                for name in names:
+                    path = Path(base) / name
+                    key = path.relative_to(self._root).as_posix()
+                    if key.startswith(prefix) and not name.startswith(_TEMPORARY):
+                        found.append(ObjectInfo(key=key, nbytes=path.stat().st_size))
+        return tuple(sorted(found, key=lambda info: info.key))
+
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is no error."""
+        with self._translated(key):
+            self._path(key).unlink(missing_ok=True)
+
+    def probe(self) -> None:
+        """Check that the folder exists, takes files and refuses a second link."""
+        self._require_root()
+        key = f"probe-{secrets.token_hex(8)}"
+        try:
+            if not self._create(key, [memoryview(b"probe")]):
+                raise StoreUnavailable(f"{self._root}: a fresh name was taken")
+            if self._create(key, [memoryview(b"probe")]):
+                raise ConditionalPutUnsupported(
+                    f"{self._root}: hard links replace files here; use another file system or S3"
+                )
+        finally:
+            self.delete(key)
+
+    def _create(self, key: str, parts: Sequence[memoryview]) -> bool:
+        self._require_root()
+        path = self._path(key)
+        temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        with self._translated(key):
+            _make_folders(path.parent, self._root)
+            try:
+                with temporary.open("xb") as file:
+                    _write_synced(file, parts)
+                path.hardlink_to(temporary)
+            except FileExistsError:
+                # A network file system may say "exists" about its own link, repeated.
+                return temporary.exists() and temporary.stat().st_nlink > 1
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync_folder(path.parent)
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _require_root(self) -> None:
+        if not self._root.is_dir():
+            raise StoreMissing(f"{self._root}: no such folder; create it or correct the store url")
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._require_root()
+            raise ObjectMissing(f"{key}: not in {self._root}") from error
+        except PermissionError as error:
+            raise StoreDenied(
+                f"{self._root}: {error.strerror} for {key}; give this user write permission"
+            ) from error
+        except OSError as error:
+            raise StoreUnavailable(f"{self._root}: {error.strerror or error} for {key}") from error
+
+
+def _write_synced(file: IO[bytes], parts: Sequence[memoryview]) -> None:
+    for part in parts:
+        file.write(part)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _make_folders(folder: Path, root: Path) -> None:
+    """Create folders below the root; each new name is synced into its parent."""
+    missing = []
+    while folder != root and not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _crc_of_file(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            crc = checksum.crc64(block, crc)
+    return crc

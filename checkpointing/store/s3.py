@@ -1,0 +1,213 @@
+"""S3 as a store: conditional creates only, CRC64NVME from memory to object."""
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from checkpointing import checksum
+from checkpointing.errors import (
+    ConditionalPutUnsupported,
+    ObjectConflict,
+    ObjectCorrupt,
+    ObjectMissing,
+    StoreUnavailable,
+)
+from checkpointing.store.base import ObjectInfo
+from checkpointing.store.multipart import crc_of, part_nbytes, upload_parts
+from checkpointing.store.s3_client import Connection
+from checkpointing.store.s3_errors import KeyExists, UploadGone
+from checkpointing.store.window import Window, split
+
+_BLOCK: Final = 8 << 20
+
+
+class S3Store:
+    """One prefix of one bucket.
+
+    Args:
+        bucket: Name of the bucket.
+        prefix: What every key begins with; empty or ending with "/".
+        endpoint_url: None for AWS.
+        region: Region, None for what the environment says.
+        connect_timeout_s: Bound on one connect.
+        read_timeout_s: Bound on one silence of the server.
+        attempts: Tries of one request.
+    """
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 60.0,
+        attempts: int = 6,
+    ) -> None:
+        self._s3 = Connection(
+            bucket=bucket,
+            prefix=prefix,
+            endpoint_url=endpoint_url,
+            region=region,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+            attempts=attempts,
+        )
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        """Create a small object; False when the key exists."""
+        tries = 0
+
+        def put() -> bool:
+            nonlocal tries
+            tries += 1
+            try:
+                self._put(key, Window([memoryview(body)]), checksum.crc64(body))
+            except KeyExists:
+                # After a lost answer the key may hold our own put.
+                return tries > 1 and self._get_once(key) == body
+            return True
+
+        return self._s3.retry(put)
+
+    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
+        """Create an object from `parts`, verified against `crc64` here and by the server."""
+        total = sum(part.nbytes for part in parts)
+        windows = split(parts, part_nbytes(total)) or [Window([])]
+        try:
+            if len(windows) > 1:
+                self._s3.retry(lambda: upload_parts(self._s3, key, windows, crc64), UploadGone)
+                return
+            if crc_of(windows[0]) != crc64:
+                raise ObjectCorrupt(f"{key}: the bytes changed before they were uploaded")
+            self._s3.retry(lambda: self._put(key, windows[0], crc64))
+        except (KeyExists, ObjectMissing, UploadGone) as error:
+            # The key is taken, or the answer to our own completion was lost and then repeated.
+            if not self._holds(key, total, crc64):
+                if isinstance(error, KeyExists):
+                    raise ObjectConflict(f"{self._s3.where}: {key} has other content") from error
+                raise
+
+    def get(self, key: str) -> bytes:
+        """Return a small object."""
+        return self._s3.retry(lambda: self._get_once(key))
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` by one ranged GET."""
+        flat = out.cast("B")
+        if flat.nbytes:
+            self._s3.retry(lambda: self._read_once(key, offset, flat))
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Describe an object, with its CRC when the server kept one."""
+
+        def head() -> ObjectInfo | None:
+            try:
+                with self._s3.errors(key):
+                    answer = self._s3.client().head_object(
+                        Bucket=self._s3.bucket, Key=self._s3.key(key), ChecksumMode="ENABLED"
+                    )
+            except ObjectMissing:
+                return None
+            crc = answer.get("ChecksumCRC64NVME")
+            return ObjectInfo(
+                key=key,
+                nbytes=answer["ContentLength"],
+                crc64=checksum.from_base64(crc) if crc else None,
+            )
+
+        return self._s3.retry(head)
+
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
+        """Return all objects below a prefix, page by page."""
+        found: list[ObjectInfo] = []
+        token: str | None = None
+        while True:
+            page = self._page(prefix, token)
+            found += [
+                ObjectInfo(key=item["Key"].removeprefix(self._s3.prefix), nbytes=item["Size"])
+                for item in page.get("Contents", [])
+            ]
+            token = page.get("NextContinuationToken")
+            if not token:
+                return tuple(sorted(found, key=lambda info: info.key))
+
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is no error."""
+
+        def delete() -> None:
+            with suppress(ObjectMissing), self._s3.errors(key):
+                self._s3.client().delete_object(Bucket=self._s3.bucket, Key=self._s3.key(key))
+
+        self._s3.retry(delete)
+
+    def probe(self) -> None:
+        """List, put, put again and delete one small object."""
+        key = f"probe-{secrets.token_hex(8)}"
+        self._page(key, None)
+        try:
+            if not self.put_if_absent(key, b"probe"):
+                raise StoreUnavailable(f"{self._s3.where}: a fresh name was taken")
+            if self.put_if_absent(key, b"probe"):
+                raise ConditionalPutUnsupported(
+                    f"{self._s3.where}: ignores If-None-Match, so two writers could both commit; "
+                    "use a store with conditional puts"
+                )
+        finally:
+            self.delete(key)
+
+    def _put(self, key: str, window: Window, crc: int) -> None:
+        window.seek(0)
+        with self._s3.errors(key):
+            self._s3.client().put_object(
+                Bucket=self._s3.bucket,
+                Key=self._s3.key(key),
+                Body=window if window.nbytes else b"",
+                ChecksumCRC64NVME=checksum.to_base64(crc),
+                IfNoneMatch="*",
+            )
+
+    def _get_once(self, key: str) -> bytes:
+        with self._s3.errors(key):
+            answer = self._s3.client().get_object(Bucket=self._s3.bucket, Key=self._s3.key(key))
+            with answer["Body"] as body:
+                return bytes(body.read())
+
+    def _read_once(self, key: str, offset: int, flat: memoryview) -> None:
+        done, last = 0, offset + flat.nbytes - 1
+        with self._s3.errors(key):
+            answer = self._s3.client().get_object(
+                Bucket=self._s3.bucket, Key=self._s3.key(key), Range=f"bytes={offset}-{last}"
+            )
+            with answer["Body"] as body:
+                while done < flat.nbytes and (count := body.readinto(flat[done:])):
+                    done += count
+        if done < flat.nbytes:
+            raise ObjectCorrupt(f"{self._s3.where}: {key} ends at byte {offset + done}")
+
+    def _page(self, prefix: str, token: str | None) -> dict[str, Any]:
+        def page() -> dict[str, Any]:
+            with self._s3.errors(prefix):
+                more = {"ContinuationToken": token} if token else {}
+                answer = self._s3.client().list_objects_v2(
+                    Bucket=self._s3.bucket, Prefix=self._s3.prefix + prefix, **more
+                )
+                return cast(dict[str, Any], answer)
+
+        return self._s3.retry(page)
+
+    def _holds(self, key: str, nbytes: int, crc64: int) -> bool:
+        """Tell whether an existing object is the one wanted; read it if the server has no CRC."""
+        info = self.head(key)
+        if info is None or info.nbytes != nbytes:
+            return False
+        if info.crc64 is not None:
+            return info.crc64 == crc64
+        crc, block = 0, bytearray(min(_BLOCK, nbytes))
+        for start in range(0, nbytes, _BLOCK):
+            piece = memoryview(block)[: min(_BLOCK, nbytes - start)]
+            self.read_into(key, start, piece)
+            crc = checksum.crc64(piece, crc)
+        return crc == crc64
