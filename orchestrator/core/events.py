@@ -137,7 +137,12 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOverdue:
-    """A rank has stayed in a phase longer than the phase may last."""
+    """A rank has stayed in a phase longer than the phase may last.
+
+    Attributes:
+        for_s: Seconds beyond the phase's bound.
+        why: What is abnormal about this process alone (`process is stopped`), "" when nothing is.
+    """
 
     attempt: int
     node: str
@@ -145,6 +150,7 @@ class RankOverdue:
     phase: str
     step: int
     for_s: float
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +164,8 @@ class SignatureSeen:
     fault: str
     secondary: bool
     confidence: float
-    culprit: str
+    culprit_node: str
+    culprit_rank: int | None
     text: str
 
 

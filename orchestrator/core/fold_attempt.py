@@ -156,6 +156,7 @@ def rank_overdue(state: State, record: Record, event: ev.RankOverdue) -> State:
         phase=event.phase,
         step=event.step,
         for_s=event.for_s,
+        text=event.why,
     )
     return _note(state, clue, trouble=True, since_s=event.for_s)
 
@@ -175,7 +176,8 @@ def signature_seen(state: State, record: Record, event: ev.SignatureSeen) -> Sta
         fault=event.fault,
         secondary=event.secondary,
         confidence=event.confidence,
-        culprit=event.culprit,
+        culprit_node=event.culprit_node,
+        culprit_rank=event.culprit_rank,
         text=event.text,
         step=attempt.min_step,
     )

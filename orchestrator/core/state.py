@@ -61,7 +61,8 @@ class Clue:
     fault: str = ""
     secondary: bool = False
     confidence: float = 0.0
-    culprit: str = ""
+    culprit_node: str = ""
+    culprit_rank: int | None = None
     text: str = ""
     for_s: float = 0.0
     phase: str = ""

@@ -1,0 +1,161 @@
+"""The agent's line to the supervisor: found through the run directory, kept, taken up again.
+
+Facts wait in an outbox until the supervisor has them on disk; after a lost connection, or a
+supervisor that was killed and started again, they are sent once more. Their numbers let the
+supervisor count each of them once.
+"""
+
+import asyncio
+import collections
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+
+from orchestrator.core.codec import CodecError
+from orchestrator.wire import (
+    MAX_FRAME_BYTES,
+    Ack,
+    Fact,
+    FactEvent,
+    FromAgent,
+    Hello,
+    Order,
+    Outcome,
+    Report,
+    Welcome,
+    pack,
+    unpack_from_supervisor,
+)
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+RETRY_S = (0.1, 0.2, 0.5, 1.0)
+PING_S = 5.0
+
+
+class Connection:
+    """Connects for ever; calls back with orders."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        hello: Callable[[], Hello],
+        welcomed: Callable[[Welcome], Awaitable[None]],
+        ordered: Callable[[Order], Awaitable[Outcome]],
+    ) -> None:
+        self._run_dir = run_dir
+        self._hello = hello
+        self._welcomed = welcomed
+        self._ordered = ordered
+        self._outbox: collections.deque[Fact] = collections.deque()
+        self._next = 1
+        self._sent = 0
+        self._wake = asyncio.Event()
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._tasks: set[asyncio.Future[object]] = set()
+        self.last_contact = time.monotonic()
+
+    @property
+    def unsent(self) -> int:
+        """Facts that the supervisor has not yet confirmed."""
+        return len(self._outbox)
+
+    def fact(self, event: FactEvent) -> None:
+        """Keep a fact until the supervisor has it on disk; facts arrive in this order."""
+        self._outbox.append(Fact(n=self._next, event=event))
+        self._next += 1
+        self._wake.set()
+
+    def report(self, report: Report) -> None:
+        """Send a report if connected; reports are not kept."""
+        self._spawn(self._send(report))
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        self._spawn(self._pump())
+        tries = 0
+        async with aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    await self._one_connection(session)
+                    tries = 0
+                except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                    log.debug("no connection to the supervisor: %s", error)
+                    tries += 1
+                await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+
+    async def _one_connection(self, session: aiohttp.ClientSession) -> None:
+        where = json.loads((self._run_dir / "supervisor.json").read_text(encoding="utf-8"))
+        token = (self._run_dir / "token").read_text(encoding="utf-8").strip()
+        connect = session.ws_connect(
+            f"{where['url']}/agents",
+            headers={"Authorization": f"Bearer {token}"},
+            heartbeat=PING_S,
+            max_msg_size=MAX_FRAME_BYTES,
+        )
+        socket = await asyncio.wait_for(connect, CONNECT_TIMEOUT_S)
+        try:
+            await socket.send_str(pack(self._hello()))
+            async for frame in socket:
+                if frame.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                self.last_contact = time.monotonic()
+                await self._receive(socket, frame.data)
+        finally:
+            self._socket = None
+            with contextlib.suppress(Exception):
+                await socket.close()
+
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse, text: str) -> None:
+        try:
+            message = unpack_from_supervisor(text)
+        except CodecError as error:
+            log.warning("the supervisor sent something unknown: %s", error)
+            return
+        match message:
+            case Welcome():
+                self._drop(message.acked)
+                await self._welcomed(message)
+                self._socket, self._sent = socket, message.acked
+                self._wake.set()
+            case Ack(n=n):
+                self._drop(n)
+            case Order():
+                self._spawn(self._carry_out(message))
+
+    async def _carry_out(self, order: Order) -> None:
+        await self._send(await self._ordered(order))
+
+    async def _pump(self) -> None:
+        """Send facts one after the other: the supervisor counts them by number."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for fact in tuple(self._outbox):
+                if fact.n > self._sent and await self._send(fact):
+                    self._sent = fact.n
+
+    def _drop(self, n: int) -> None:
+        while self._outbox and self._outbox[0].n <= n:
+            self._outbox.popleft()
+
+    async def _send(self, message: FromAgent) -> bool:
+        socket = self._socket
+        if socket is None or socket.closed:
+            return False
+        try:
+            await socket.send_str(pack(message))
+        except (ConnectionError, aiohttp.ClientError):
+            return False
+        return self._socket is socket
+
+    def _spawn(self, work: Awaitable[object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

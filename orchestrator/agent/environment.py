@@ -1,0 +1,83 @@
+"""The environment of a rank: what torchrun sets, and where everstep's files are. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core.codec import encode
+from orchestrator.wire import StartNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPaths:
+    """Files of one rank on its node."""
+
+    slot: Path
+    arena: Path
+    log: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the ranks of a run have in common, whatever the attempt."""
+
+    run: str
+    node: str
+    argv: tuple[str, ...]
+    workdir: Path
+    env: Mapping[str, str]
+    output_dir: Path
+    store_json: str
+    step_timeout_s: float
+    init_timeout_s: float
+
+
+def rank_environment(
+    base: Mapping[str, str], spec: JobSpec, order: StartNode, local_rank: int, paths: RankPaths
+) -> dict[str, str]:
+    """Return the whole environment of one rank.
+
+    Source of the first block: torchrun's documented variables
+    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
+    """
+    world = order.num_nodes * order.ranks
+    rank = order.node_rank * order.ranks + local_rank
+    return {
+        **{k: v for k, v in base.items() if not k.startswith(("SUBMITIT_", "EVERSTEP_"))},
+        "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", "1"),
+        "PYTHONUNBUFFERED": "1",  # the last words of a killed rank must not die in a buffer
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(order.ranks),
+        "GROUP_RANK": str(order.node_rank),
+        "GROUP_WORLD_SIZE": str(order.num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(order.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(order.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(order.attempt),
+        "TORCHELASTIC_RUN_ID": f"{spec.run}-{order.attempt}",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "EVERSTEP_RUN": spec.run,
+        "EVERSTEP_ATTEMPT": str(order.attempt),
+        "EVERSTEP_NODE": spec.node,
+        "EVERSTEP_SLOT": str(paths.slot),
+        "EVERSTEP_ARENA": str(paths.arena),
+        "EVERSTEP_STORE": spec.store_json,
+        "EVERSTEP_RESTORE": _restore_json(order),
+        "EVERSTEP_OUTPUT": str(spec.output_dir),
+        "EVERSTEP_STEP_TIMEOUT_S": f"{spec.step_timeout_s:g}",
+        **spec.env,
+    }
+
+
+def _restore_json(order: StartNode) -> str:
+    restore = order.restore
+    if restore is None:
+        return "null"
+    value = encode(restore)
+    return json.dumps({key: value[key] for key in ("step", "attempt", "source")})

@@ -1,0 +1,223 @@
+"""The agent: carries out orders, reports what its ranks do, outlives them.
+
+It decides nothing. It refuses orders of an older supervisor (epoch) and of an older attempt, and
+ends ranks that are no longer part of the live attempt.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import time
+import uuid
+from pathlib import Path
+
+from checkpointing.stage.arena import peek
+from checkpointing.store.base import StoreConfig
+from monitors.logs.scan import Scanner
+from orchestrator.agent.connection import Connection
+from orchestrator.agent.environment import JobSpec
+from orchestrator.agent.exporter import AgentExporter
+from orchestrator.agent.ranks import Ranks
+from orchestrator.agent.uploads import Uploads
+from orchestrator.config import RunConfig
+from orchestrator.core.events import Staged, StagedShard
+from orchestrator.wire import (
+    Control,
+    Hello,
+    Order,
+    Outcome,
+    Report,
+    ReservePort,
+    Shutdown,
+    StartNode,
+    StopNode,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+KEPT_OUTCOMES = 256
+
+
+class Agent:
+    """One node's agent, from its start to its shutdown."""
+
+    def __init__(self, config: RunConfig, node: str, node_dir: Path, address: str) -> None:
+        self._config = config
+        self._node = node
+        self._node_dir = node_dir
+        self._address = address
+        self._incarnation = uuid.uuid4().hex[:12]
+        self._epoch = 0
+        self._outcomes: dict[str, Outcome] = {}
+        self._port: tuple[int, socket.socket] | None = None
+        self._staged: tuple[StagedShard, ...] = ()
+        self._done = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._connection = Connection(config.run_dir, self._hello, self._welcomed, self._ordered)
+        spec = job_spec(config, node)
+        self._ranks = Ranks(
+            spec, node_dir, config.run_dir / "logs", Scanner(), self._connection.fact
+        )
+        self._exporter = AgentExporter(node, self._ranks)
+        self._uploads = (
+            Uploads(node_dir, spec.store_json, spec.run, self._connection.fact)
+            if config.checkpoint.store
+            else None
+        )
+
+    async def run(self) -> None:
+        """Serve until told to shut down, or until the supervisor has been gone too long."""
+        await self._exporter.start(self._address)
+        tasks = [asyncio.ensure_future(self._connection.run())]
+        if self._uploads is not None:
+            tasks.append(asyncio.ensure_future(self._uploads.run()))
+        tasks.append(asyncio.ensure_future(self._report_for_ever()))
+        done = asyncio.ensure_future(self._done.wait())
+        await asyncio.wait([*tasks, done], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done() and task.exception() is not None:
+                log.error("the agent failed", exc_info=task.exception())
+        await self._ranks.stop_all(self._config.timeouts.kill_grace_s)
+        for task in (*tasks, done):
+            task.cancel()
+        await asyncio.gather(*tasks, done, return_exceptions=True)
+        await self._exporter.stop()
+        self._release_port()
+        shutil.rmtree(self._node_dir, ignore_errors=True)
+
+    def shut_down(self) -> None:
+        """End the agent; safe to call from a signal handler of the loop, and twice."""
+        self._done.set()
+
+    def _hello(self) -> Hello:
+        return Hello(
+            node=self._node,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            address=self._address,
+            metrics_url=self._exporter.url,
+            attempt=self._ranks.attempt if self._ranks.running else 0,
+            staged=self._read_staged(),
+        )
+
+    async def _welcomed(self, welcome: Welcome) -> None:
+        self._epoch = max(self._epoch, welcome.epoch)
+        if self._ranks.running and self._ranks.attempt != welcome.attempt:
+            log.warning("attempt %d is over; ending its ranks", self._ranks.attempt)
+            await self._ranks.stop_all(grace_s=0.0)
+
+    async def _ordered(self, order: Order) -> Outcome:
+        if order.epoch < self._epoch:
+            text = f"epoch {order.epoch} is over, {self._epoch} is in force"
+            return Outcome(key=order.key, ok=False, detail=text)
+        self._epoch = order.epoch
+        known = self._outcomes.get(order.key)
+        if known is not None:
+            return known
+        outcome = await self._carry_out(order)
+        self._outcomes[order.key] = outcome
+        while len(self._outcomes) > KEPT_OUTCOMES:
+            del self._outcomes[next(iter(self._outcomes))]
+        return outcome
+
+    async def _carry_out(self, order: Order) -> Outcome:
+        match order.body:
+            case ReservePort(attempt=attempt):
+                return Outcome(key=order.key, ok=True, detail=str(self._reserve_port(attempt)))
+            case StartNode() as start:
+                return await self._start(order.key, start)
+            case StopNode() as stop if stop.attempt == self._ranks.attempt:
+                self._stopping = asyncio.ensure_future(self._ranks.stop(stop))
+            case Control() as control if control.attempt == self._ranks.attempt:
+                self._ranks.control(control)
+            case StopNode() | Control():
+                text = f"no ranks of attempt {order.body.attempt} here"
+                return Outcome(key=order.key, ok=False, detail=text)
+            case Shutdown():
+                asyncio.get_running_loop().call_later(TICK_S, self.shut_down)
+        return Outcome(key=order.key, ok=True)
+
+    async def _start(self, key: str, start: StartNode) -> Outcome:
+        if start.attempt <= self._ranks.attempt:
+            text = f"attempt {start.attempt} is not newer than {self._ranks.attempt}"
+            return Outcome(key=key, ok=False, detail=text)
+        try:
+            await self._ranks.start(start)
+        except OSError as error:
+            return Outcome(key=key, ok=False, detail=f"cannot start the ranks: {error}")
+        return Outcome(key=key, ok=True)
+
+    def _reserve_port(self, attempt: int) -> int:
+        """Hold a free port for the attempt's rendezvous until the next attempt.
+
+        The socket is bound but never listens, so the rank's store can bind the port as well
+        (SO_REUSEADDR), while the kernel gives it to nobody who asks for any free port.
+        """
+        if self._port is None or self._port[0] != attempt:
+            self._release_port()
+            holder = socket.socket()
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((self._address, 0))
+            self._port = attempt, holder
+        return int(self._port[1].getsockname()[1])
+
+    def _release_port(self) -> None:
+        if self._port is not None:
+            self._port[1].close()
+            self._port = None
+
+    async def _report_for_ever(self) -> None:
+        every = self._config.timeouts.heartbeat_s
+        next_report = time.monotonic()
+        while True:
+            await asyncio.sleep(min(TICK_S, every))
+            staged = self._read_staged()
+            if staged != self._staged:
+                self._staged = staged
+                self._connection.fact(Staged(node=self._node, shards=staged))
+            if time.monotonic() >= next_report:
+                next_report = time.monotonic() + every
+                report = Report(attempt=self._ranks.attempt, ranks=self._ranks.reports())
+                self._connection.report(report)
+            alone_s = time.monotonic() - self._connection.last_contact
+            if alone_s > self._config.timeouts.supervisor_lost_s:
+                log.error("no supervisor for %.0f s; ending the ranks and leaving", alone_s)
+                self.shut_down()
+
+    def _read_staged(self) -> tuple[StagedShard, ...]:
+        shards = [
+            StagedShard(rank=slot.rank, step=slot.step, attempt=slot.attempt)
+            for path in self._node_dir.glob("arena-*")
+            for slot in peek(path)
+        ]
+        return tuple(sorted(shards, key=lambda s: (s.rank, s.step, s.attempt)))
+
+
+def job_spec(config: RunConfig, node: str) -> JobSpec:
+    """Return what the ranks of this run have in common on `node`."""
+    store = config.checkpoint.store
+    store_json = (
+        StoreConfig(
+            url=store,
+            endpoint_url=config.checkpoint.endpoint_url,
+            region=config.checkpoint.region,
+        ).to_json()
+        if store
+        else ""
+    )
+    return JobSpec(
+        run=config.run.name,
+        node=node,
+        argv=config.argv,
+        workdir=config.job.workdir,
+        env=config.job.env,
+        output_dir=config.run_dir / "output",
+        store_json=store_json,
+        step_timeout_s=config.timeouts.step_s,
+        init_timeout_s=config.timeouts.init_s,
+    )
+

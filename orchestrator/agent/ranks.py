@@ -1,0 +1,223 @@
+"""The ranks of one node: started, controlled, stopped and reaped, one attempt at a time."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpointing.errors import RESTORE_FAILED_EXIT, STAGE_REFUSED_EXIT
+from checkpointing.slot import Control as SlotControl
+from checkpointing.slot import Phase, SlotReading, SlotView, create
+from monitors.logs.scan import Match, Scanner
+from monitors.progress.process import abnormal
+from orchestrator.agent.environment import JobSpec, RankPaths, rank_environment
+from orchestrator.agent.output import OutputCapture
+from orchestrator.agent.process import RankProcess
+from orchestrator.core.events import RankExited, RanksStarted, SignatureSeen
+from orchestrator.wire import Control, FactEvent, RankReport, StartNode, StopNode
+
+log = logging.getLogger(__name__)
+
+NOTES = {RESTORE_FAILED_EXIT: "restore_failed", STAGE_REFUSED_EXIT: "stage_refused"}
+DRAIN_S = 1.0  # grandchildren may hold the pipe open long after the rank itself is gone
+
+
+@dataclass(slots=True)
+class Rank:
+    """One running rank with its files."""
+
+    number: int
+    process: RankProcess
+    capture: OutputCapture
+    slot: SlotView
+    watcher: asyncio.Task[None] | None = None
+
+
+class Ranks:
+    """All ranks of the node. Facts about them go out through `fact`."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        node_dir: Path,
+        log_dir: Path,
+        scanner: Scanner,
+        fact: Callable[[FactEvent], None],
+    ) -> None:
+        self._spec = spec
+        self._node_dir = node_dir
+        self._log_dir = log_dir
+        self._scanner = scanner
+        self._fact = fact
+        self._ranks: dict[int, Rank] = {}
+        self._control = SlotControl(interval_steps=0)
+        self.attempt = 0
+        self.signature_counts: dict[str, int] = {}
+
+    @property
+    def running(self) -> tuple[Rank, ...]:
+        """Ranks that have not been reaped."""
+        return tuple(rank for rank in self._ranks.values() if rank.process.is_running)
+
+    @property
+    def lines(self) -> int:
+        """Lines of output of this attempt so far."""
+        return sum(rank.capture.lines for rank in self._ranks.values())
+
+    async def start(self, order: StartNode) -> None:
+        """Start the node's ranks of a new attempt; whatever ran before is killed first.
+
+        Raises:
+            OSError: The command, its directory or the node's memory cannot be used; nothing of
+                the attempt is left running.
+        """
+        await self.stop_all(grace_s=0.0)
+        self.attempt = order.attempt
+        self._ranks = {}
+        self._control = SlotControl(interval_steps=order.interval_steps)
+        try:
+            for local_rank in range(order.ranks):
+                await self._start_one(order, local_rank)
+        except OSError:
+            await self.stop_all(grace_s=0.0)
+            raise
+        self._fact(
+            RanksStarted(
+                attempt=order.attempt,
+                node=self._spec.node,
+                ranks=tuple(self._ranks),
+                pids=tuple(rank.process.pid for rank in self._ranks.values()),
+            )
+        )
+        for rank in self._ranks.values():
+            rank.watcher = asyncio.ensure_future(self._watch(rank, order.attempt))
+
+    async def _start_one(self, order: StartNode, local_rank: int) -> None:
+        number = order.node_rank * order.ranks + local_rank
+        paths = RankPaths(
+            slot=self._node_dir / f"slot-{number}",
+            arena=self._node_dir / f"arena-{number}",
+            log=self._log_dir / f"attempt-{order.attempt:04d}" / f"rank-{number:05d}.log",
+        )
+        create(paths.slot)
+        slot = SlotView(paths.slot)
+        slot.set_control(self._control)
+        env = rank_environment(os.environ, self._spec, order, local_rank, paths)
+        process = await RankProcess.start(self._spec.argv, env, self._spec.workdir)
+        capture = OutputCapture(
+            paths.log, number, self._scanner, lambda match: self._matched(number, match)
+        )
+        self._ranks[number] = Rank(number, process, capture, slot)
+
+    async def _watch(self, rank: Rank, attempt: int) -> None:
+        """Copy the output, reap the rank, and report its end behind its last line."""
+        copying = asyncio.ensure_future(rank.capture.run(rank.process.output))
+        code = await rank.process.wait()
+        ended = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(copying, DRAIN_S)
+        self._fact(
+            RankExited(
+                attempt=attempt,
+                node=self._spec.node,
+                rank=rank.number,
+                code=code,
+                ours=rank.process.told_to_stop and code != 0,
+                note=NOTES.get(code, ""),
+                age_s=time.monotonic() - ended,
+                last_line=rank.capture.last_line,
+            )
+        )
+
+    def _matched(self, rank: int, match: Match) -> None:
+        name = match.signature
+        self.signature_counts[name] = self.signature_counts.get(name, 0) + 1
+        seen = match.evidence(seq=0, at=0.0, node=self._spec.node, rank=rank)
+        self._fact(
+            SignatureSeen(
+                attempt=self.attempt,
+                node=self._spec.node,
+                rank=rank,
+                signature=name,
+                fault=match.fault.value,
+                secondary=match.secondary,
+                confidence=match.confidence,
+                culprit_node=seen.culprit_node,
+                culprit_rank=seen.culprit_rank,
+                text=match.text,
+            )
+        )
+
+    def reports(self) -> tuple[RankReport, ...]:
+        """Return the heartbeats of running ranks; a rank that wrote none is left out."""
+        now = time.monotonic()
+        readings = [(rank, rank.slot.read()) for rank in self.running]
+        return tuple(
+            self._report(rank, reading, now) for rank, reading in readings if reading is not None
+        )
+
+    def _report(self, rank: Rank, reading: SlotReading, now: float) -> RankReport:
+        age_s = now - reading.phase_since
+        allowed_s = self._allowed_s(reading.phase, reading.allowed_s)
+        return RankReport(
+            rank=rank.number,
+            step=reading.step,
+            phase=reading.phase.value,
+            phase_age_s=age_s,
+            allowed_s=allowed_s,
+            loss=reading.loss,
+            step_s=reading.step_s,
+            stall_s=reading.stall_s,
+            saves=reading.saves,
+            skipped_saves=reading.skipped_saves,
+            tokens=reading.tokens,
+            abnormal=abnormal(rank.process.pid) if age_s > allowed_s else "",
+        )
+
+    def _allowed_s(self, phase: Phase, told: float) -> float:
+        """Return the phase's bound; starting and restoring get the run's own, longer one."""
+        if phase in (Phase.INIT, Phase.RESTORE):
+            return self._spec.init_timeout_s
+        return told if told != float("inf") else float("nan")
+
+    def control(self, order: Control) -> None:
+        """Change what the ranks read at their next step boundary."""
+        known = self._control
+        self._control = SlotControl(
+            interval_steps=order.interval_steps if order.interval_steps >= 0 else known.interval_steps,
+            effective_step=order.effective_step if order.effective_step >= 0 else known.effective_step,
+            snapshot_step=order.snapshot_step if order.snapshot_step >= 0 else known.snapshot_step,
+            stop_step=known.stop_step,
+        )
+        self._write_control()
+
+    def _write_control(self) -> None:
+        for rank in self.running:
+            rank.slot.set_control(self._control)
+
+    async def stop(self, order: StopNode) -> None:
+        """Stop the node's ranks; a planned stop first waits for them to save and leave."""
+        if order.planned and self.reports():
+            known = self._control
+            self._control = SlotControl(
+                interval_steps=known.interval_steps,
+                effective_step=known.effective_step,
+                snapshot_step=known.snapshot_step,
+                stop_step=order.stop_step,
+            )
+            self._write_control()
+            watchers = [rank.watcher for rank in self._ranks.values() if rank.watcher]
+            await asyncio.wait(watchers, timeout=order.save_s)
+        await self.stop_all(order.grace_s)
+
+    async def stop_all(self, grace_s: float) -> None:
+        """End every rank that still runs, all at once."""
+        running = self.running
+        await asyncio.gather(*(rank.process.stop(grace_s) for rank in running))
+        watchers = [rank.watcher for rank in running if rank.watcher]
+        if watchers:
+            await asyncio.wait(watchers, timeout=DRAIN_S * 2)

@@ -1,0 +1,83 @@
+"""What submitit runs on each node: one agent, once."""
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from orchestrator.agent.loop import Agent
+from orchestrator.config import RunConfig, thaw
+from orchestrator.launch.local import start_time
+
+log = logging.getLogger(__name__)
+
+
+def run_agent(run_dir: str) -> None:
+    """Be the agent of this node until told to leave.
+
+    submitit has pickled a reference to this function, nothing else: the run is read from the
+    frozen configuration in the run directory.
+    """
+    folder = Path(run_dir)
+    node = f"node{os.environ['SUBMITIT_LOCAL_GLOBALID']}"
+    own = folder / "nodes" / node
+    own.mkdir(parents=True, exist_ok=True)
+    _write_to(own / "agent.log")
+    with (own / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("%s already has an agent; leaving", node)
+            return
+        _announce(own)
+        config = thaw(folder / "run.json")
+        asyncio.run(_serve(config, node, memory_dir(config, node)))
+        (own / "agent.json").unlink(missing_ok=True)
+
+
+def memory_dir(config: RunConfig, node: str) -> Path:
+    """Return the node's folder for slots and arenas; two runs never share one."""
+    run = hashlib.sha256(str(config.run_dir.resolve()).encode()).hexdigest()[:10]
+    return config.nodes.memory_dir / f"everstep-{os.getuid()}-{run}" / node
+
+
+async def _serve(config: RunConfig, node: str, node_dir: Path) -> None:
+    node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    agent = Agent(config, node, node_dir, "127.0.0.1")
+    loop = asyncio.get_running_loop()
+    # submitit ignores SIGTERM in its tasks; an agent must obey it.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, agent.shut_down)
+    for signum in (signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+    await agent.run()
+    try:
+        node_dir.parent.rmdir()  # the last agent of the machine takes the run's folder along
+    except OSError:
+        return
+
+
+def _announce(own: Path) -> None:
+    value = {"pid": os.getpid(), "started": start_time(os.getpid())}
+    temporary = own / ".agent.json.new"
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(own / "agent.json")
+
+
+def _write_to(path: Path) -> None:
+    """Send everything this process says to its own file: the launcher's pipe may die first."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )

@@ -1,0 +1,105 @@
+"""The node's uploader process: started, listened to, started again when it dies."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.agent.process import die_with_parent
+from orchestrator.core.events import ShardUploaded, UploadFailed
+
+log = logging.getLogger(__name__)
+
+RESTART_WAIT_S = 1.0
+STOP_GRACE_S = 15.0
+
+
+class Uploads:
+    """Owns the uploader; its reports become facts."""
+
+    def __init__(
+        self,
+        node_dir: Path,
+        store_json: str,
+        run: str,
+        fact: Callable[[ShardUploaded | UploadFailed], None],
+    ) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "checkpointing.uploader",
+            *("--dir", str(node_dir)),
+            *("--store", store_json),
+            *("--run", run),
+        ]
+        self._fact = fact
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Keep one uploader running until cancelled; then let it finish what it is sending."""
+        try:
+            while True:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+                await self._listen(self._process)
+                code = await self._process.wait()
+                log.warning("uploader exited with %s; starting it again", code)
+                await asyncio.sleep(RESTART_WAIT_S)
+        finally:
+            await self._stop()
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            try:
+                self._fact(report_of(json.loads(line)))
+            except (ValueError, KeyError, TypeError):
+                log.warning("uploader said something unknown: %r", line[:200])
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+def report_of(value: dict[str, object]) -> ShardUploaded | UploadFailed:
+    """Turn one report line into an event; raises KeyError or TypeError for anything else."""
+
+    def number(name: str) -> int:
+        item = value[name]
+        if not isinstance(item, int):
+            raise TypeError(f"{name} is no integer")
+        return item
+
+    ids = {"attempt": number("attempt"), "step": number("step"), "rank": number("rank")}
+    if value["event"] == "upload_failed":
+        return UploadFailed(**ids, error=str(value["error"])[:500])
+    if value["event"] != "uploaded":
+        raise KeyError(str(value["event"]))
+    upload_s = value["upload_s"]
+    if not isinstance(upload_s, int | float):
+        raise TypeError("upload_s is no number")
+    return ShardUploaded(
+        **ids,
+        world=number("world"),
+        index_key=str(value["index_key"]),
+        index_crc64=number("index_crc64"),
+        nbytes=number("nbytes"),
+        upload_s=float(upload_s),
+    )

@@ -1,0 +1,250 @@
+"""The run's TOML: one file per run, every key checked, every error naming the key and the fix."""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from orchestrator.core.policy import Policy
+from orchestrator.errors import ConfigError, NotFound
+
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+
+
+class Section(BaseModel):
+    """A table of the TOML: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """`[run]`: identity. The name is also the prefix of the checkpoints in the store."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,46}[a-z0-9])?$")]
+    dir: Path = Path("runs")
+
+
+class JobSection(Section):
+    """`[job]`: what runs on every rank. A first word `python` means everstep's interpreter."""
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    workdir: Path = Path()
+    env: dict[str, str] = {}
+
+
+class NodesSection(Section):
+    """`[nodes]`: how many, and how they are got."""
+
+    launcher: Literal["local"] = "local"
+    count: Annotated[int, Field(ge=1, le=100_000)] = 1
+    spares: Annotated[int, Field(ge=0, le=10_000)] = 0
+    ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    memory_dir: Path = Path("/dev/shm")  # noqa: S108 - arenas must lie in memory
+
+
+def _store_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme == "s3" and parts.netloc:
+        return value
+    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
+        return value
+    raise ValueError("write s3://bucket/prefix or file:///absolute/folder")
+
+
+class CheckpointSection(Section):
+    """`[checkpoint]`: where to, how often at first, and the limits of the tuner."""
+
+    store: Annotated[str, AfterValidator(_store_url)] | None = None
+    endpoint_url: str | None = None
+    region: str | None = None
+    interval_steps: Annotated[int, Field(ge=1)] = 100
+    tune: bool = True
+    max_lost_work_s: Seconds = 1_800.0
+    max_overhead: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    prior_faults_per_1000_node_days: Annotated[float, Field(gt=0, le=1e9)] = 24.0
+
+
+class TimeoutsSection(Section):
+    """`[timeouts]`: few numbers; the rest is derived (see `timeouts_table`)."""
+
+    heartbeat_s: Seconds = 0.5
+    agent_lost_s: Seconds = 15.0
+    step_s: Seconds = 600.0
+    init_s: Seconds = 1_800.0
+    kill_grace_s: Seconds = 10.0
+    launch_s: Seconds = 300.0
+    start_s: Seconds = 60.0
+    stop_save_s: Seconds = 120.0
+    final_upload_s: Seconds = 600.0
+    supervisor_lost_s: Seconds = 86_400.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        """Refuse an order in which a slower watch could never be the first to see."""
+        order = ("heartbeat_s", "agent_lost_s", "supervisor_lost_s")
+        for low, high in (*zip(order, order[1:], strict=False), ("heartbeat_s", "step_s")):
+            if getattr(self, low) >= getattr(self, high):
+                raise ValueError(
+                    f"{low} ({getattr(self, low):g}) must be less than "
+                    f"{high} ({getattr(self, high):g})"
+                )
+        return self
+
+
+class BudgetSection(Section):
+    """`[budget]`: unforgiven incidents per class in a sliding window before a person is asked."""
+
+    process: Annotated[int, Field(ge=0)] = 10
+    node: Annotated[int, Field(ge=0)] = 10
+    storage: Annotated[int, Field(ge=0)] = 3
+    window_h: Annotated[float, Field(gt=0)] = 24.0
+    same_root_limit: Annotated[int, Field(ge=1)] = 3
+    node_strikes: Annotated[int, Field(ge=1)] = 2
+
+
+class ServerSection(Section):
+    """`[server]`: where agents and browsers find the supervisor; loopback unless told."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+
+
+class RunConfig(Section):
+    """A whole run file."""
+
+    run: RunSection
+    job: JobSection
+    nodes: NodesSection = NodesSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    timeouts: TimeoutsSection = TimeoutsSection()
+    budget: BudgetSection = BudgetSection()
+    server: ServerSection = ServerSection()
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's own directory."""
+        return self.run.dir / self.run.name
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The ranks' command with the interpreter filled in."""
+        first, *rest = self.job.command
+        return (sys.executable if first in ("python", "python3") else first, *rest)
+
+    def policy(self) -> Policy:
+        """Return the limits for the rules as plain values."""
+        times, budget = self.timeouts, self.budget
+        return Policy(
+            launch_timeout_s=times.launch_s,
+            start_timeout_s=times.start_s,
+            kill_grace_s=times.kill_grace_s,
+            stop_save_s=times.stop_save_s,
+            final_upload_s=times.final_upload_s,
+            budget={
+                "process": budget.process,
+                "node": budget.node,
+                "storage": budget.storage,
+            },
+            budget_window_s=budget.window_h * 3600.0,
+            same_root_limit=budget.same_root_limit,
+            node_strikes=budget.node_strikes,
+            tune_interval=self.checkpoint.tune and self.checkpoint.store is not None,
+            max_lost_work_s=self.checkpoint.max_lost_work_s,
+            max_overhead=self.checkpoint.max_overhead,
+            prior_per_1000_node_days=self.checkpoint.prior_faults_per_1000_node_days,
+        )
+
+    def timeouts_table(self) -> tuple[tuple[str, float, str], ...]:
+        """Return (name, seconds, meaning) of every timeout in force, shortest first."""
+        times = self.timeouts
+        rows = (
+            ("heartbeat_s", times.heartbeat_s, "an agent reports its ranks this often"),
+            ("agent_lost_s", times.agent_lost_s, "a silent agent counts as lost"),
+            ("kill_grace_s", times.kill_grace_s, "from SIGTERM to SIGKILL when ranks stop"),
+            ("start_s", times.start_s, "an agent must have started its ranks"),
+            ("stop_save_s", times.stop_save_s, "a planned stop lets the ranks save"),
+            ("launch_s", times.launch_s, "enough nodes must be there"),
+            ("final_upload_s", times.final_upload_s, "the last checkpoint must be in the store"),
+            ("step_s", times.step_s, "a step that takes longer is a hang"),
+            ("init_s", times.init_s, "import, rendezvous and restore may take this long"),
+            ("supervisor_lost_s", times.supervisor_lost_s, "an agent alone ends its ranks"),
+        )
+        return tuple(sorted(rows, key=lambda row: row[1]))
+
+
+def load(path: Path) -> RunConfig:
+    """Read a run file; relative paths in it are relative to the file.
+
+    Raises:
+        NotFound: There is no such file.
+        ConfigError: Not TOML, or a key is missing, unknown or wrong; one line names it.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    config = parse(raw, str(path))
+    base = path.resolve().parent
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"dir": base / config.run.dir}),
+            "job": config.job.model_copy(update={"workdir": base / config.job.workdir}),
+        }
+    )
+
+
+def parse(raw: dict[str, Any], name: str) -> RunConfig:
+    """Check a run file's content; raises ConfigError with one line for the first mistake."""
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        first, more = error.errors()[0], len(error.errors()) - 1
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        text = f"{name}: {key}: {_fix(first)}"
+        raise ConfigError(f"{text} (and {more} more)" if more else text) from None
+
+
+def _fix(error: Any) -> str:
+    kind, given = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        return "unknown key; remove it or correct its spelling"
+    if kind == "missing":
+        return "missing; add it"
+    if kind == "string_pattern_mismatch":
+        return f"{given!r}: use lower-case letters, digits, '.', '_' or '-', at most 48"
+    message = error["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(given, dict) else f" (got {given!r})"
+    return f"{message[0].lower()}{message[1:]}{shown}"
+
+
+
+def freeze(config: RunConfig, path: Path) -> None:
+    """Write the effective configuration, all paths absolute, for agents and later supervisors."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(config.model_dump_json(indent=2), encoding="utf-8")
+    temporary.replace(path)
+
+
+def thaw(path: Path) -> RunConfig:
+    """Read what `freeze` wrote; raises NotFound or ConfigError."""
+    try:
+        return RunConfig.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: no such file; is this a run directory?") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: written by another version of everstep: {error}") from error

@@ -1,0 +1,70 @@
+"""The seam between the supervisor and whatever hands out nodes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from monitors.observations import Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationSpec:
+    """One allocation of equal nodes with one agent each.
+
+    Attributes:
+        key: Idempotency key; a second submit with the same key finds the first.
+        name: Job name, for people.
+        nodes: Nodes of the world plus spares.
+        gpus_per_node: 0 for none.
+        run_dir: Where the agents find everything else.
+    """
+
+    key: str
+    name: str
+    nodes: int
+    gpus_per_node: int
+    run_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What the launcher says of an allocation.
+
+    Attributes:
+        job: The launcher's id for it.
+        running: Whether it exists and has nodes.
+        nodes: `True` for a node whose agent runs, `False` for one whose agent is known to be
+            gone. A node that is missing here is one the launcher cannot tell about.
+    """
+
+    job: str
+    running: bool
+    nodes: Mapping[str, bool]
+
+
+class LaunchRefusedError(Exception):
+    """The launcher said no; the message is one line with its reason."""
+
+
+class Launcher(Protocol):
+    """Gets nodes and says what became of them. Calls may block; each has its own timeout."""
+
+    def submit(self, spec: AllocationSpec) -> str:
+        """Ask for the allocation, or find the one asked for under the same key.
+
+        Returns:
+            The job id.
+
+        Raises:
+            LaunchRefusedError: It will not be granted.
+        """
+        ...
+
+    def observe(self, job: str) -> Observation[Allocation]:
+        """Say what is known of the allocation now; a failed look is Unknown, never gone."""
+        ...
+
+    def cancel(self, job: str) -> None:
+        """Give the allocation back; repeated calls and unknown jobs are no error."""
+        ...

@@ -1,0 +1,127 @@
+"""Nodes on this machine through submitit's local executor: one job, one task per node.
+
+The allocation is submitted by a short-lived child (`launch.submit`) in a session of its own, so
+that neither Ctrl-C in the supervisor's terminal nor its death reaches the nodes.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from monitors.observations import Observation, Ok, Unknown
+from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
+
+SUBMIT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessId:
+    """A process, also distinct from a later one with the same pid."""
+
+    pid: int
+    started: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        return start_time(self.pid) == self.started
+
+
+def start_time(pid: int) -> int | None:
+    """Return a process's start time in clock ticks since boot, None when it does not run.
+
+    Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime).
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+class LocalLauncher:
+    """Launcher for one machine. Files of an allocation lie in `run_dir/submitit`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def submit(self, spec: AllocationSpec) -> str:
+        """Start the agents; see `Launcher.submit`."""
+        folder = self._run_dir / "submitit"
+        folder.mkdir(parents=True, exist_ok=True)
+        request = {
+            "key": spec.key,
+            "name": spec.name,
+            "nodes": spec.nodes,
+            "gpus_per_node": spec.gpus_per_node,
+            "run_dir": str(spec.run_dir),
+        }
+        command = [sys.executable, "-m", "orchestrator.launch.submit", json.dumps(request)]
+        # No pipe to the child: the controller inherits it and would hold it open for ever.
+        with (folder / "controller.log").open("ab") as log:
+            try:
+                done = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    timeout=SUBMIT_TIMEOUT_S,
+                    start_new_session=True,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                text = f"submitting took longer than {SUBMIT_TIMEOUT_S:g} s"
+                raise LaunchRefusedError(f"{text}; see {log.name}") from error
+            if done.returncode != 0:
+                raise LaunchRefusedError(f"submitting failed; see {log.name}")
+        controller = _process(folder / "job.json")
+        assert controller is not None, "the child writes it before it exits with 0"
+        return str(controller.pid)
+
+    def observe(self, job: str) -> Observation[Allocation]:
+        """Look at the controller's and the agents' processes; see `Launcher.observe`."""
+        at = time.time()
+        try:
+            controller = _process(self._run_dir / "submitit" / "job.json")
+            nodes = {
+                path.parent.name: process.is_alive
+                for path in sorted((self._run_dir / "nodes").glob("*/agent.json"))
+                if (process := _process(path)) is not None
+            }
+        except (OSError, ValueError) as error:
+            return Unknown(why=f"cannot look at {self._run_dir}: {error}", source="local", at=at)
+        running = controller is not None and controller.is_alive
+        return Ok(
+            value=Allocation(job=job, running=running or any(nodes.values()), nodes=nodes),
+            source="local",
+            at=at,
+        )
+
+    def cancel(self, job: str) -> None:
+        """End the controller and whatever is left of the agents; see `Launcher.cancel`."""
+        for path in (self._run_dir / "nodes").glob("*/agent.json"):
+            _end(_process(path), signal.SIGTERM)
+        # The controller passes SIGTERM on and ends by itself when its tasks have ended.
+        _end(_process(self._run_dir / "submitit" / "job.json"), signal.SIGTERM)
+
+
+def _process(path: Path) -> ProcessId | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return ProcessId(pid=int(value["pid"]), started=int(value["started"]))
+
+
+def _end(process: ProcessId | None, signum: int) -> None:
+    if process is not None and process.is_alive:
+        try:
+            os.kill(process.pid, signum)
+        except ProcessLookupError:
+            return

@@ -1,0 +1,210 @@
+"""The lines of the journal in words."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orchestrator.core import actions as act
+from orchestrator.core import events as ev
+from orchestrator.core.codec import encode
+from orchestrator.core.events import Event, Record
+from orchestrator.core.state import Clue
+from orchestrator.views import units
+
+
+def kind_of(event: Event) -> str:
+    """Name an event as filters do: `rank_exited`."""
+    name = type(event).__name__
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def kinds() -> tuple[str, ...]:
+    """Return every kind that a filter may name."""
+    return tuple(
+        "".join("_" + c.lower() if c.isupper() else c for c in kind.__name__).lstrip("_")
+        for kind in WORDS
+    )
+
+
+def select(records: Sequence[Record], kind: Sequence[str] = ()) -> tuple[Record, ...]:
+    """Keep the records of the given kinds; no kind keeps all."""
+    return tuple(r for r in records if not kind or kind_of(r.event) in kind)
+
+
+def describe(event: Event) -> str:
+    """Say in one line what happened."""
+    return WORDS[type(event)](event)
+
+
+def row(record: Record) -> dict[str, Any]:
+    """Return a record as a JSON object: in words and as it is stored."""
+    return {
+        "seq": record.seq,
+        "at": record.at,
+        "epoch": record.epoch,
+        "kind": kind_of(record.event),
+        "text": describe(record.event),
+        "event": encode(record.event),
+    }
+
+
+def line(record: Record) -> str:
+    """Render one line for a log: time, number, words."""
+    return f"{units.clock(record.at)}  {record.seq:>5}  {describe(record.event)}"
+
+
+def describe_clue(clue: Clue) -> str:
+    """Say what a piece of evidence shows."""
+    where = f"rank {clue.rank} on {clue.node}"
+    match clue.kind:
+        case "exit":
+            return f"{where} {units.exit_code(clue.code)}"
+        case "overdue":
+            return f"{where} is {units.seconds(clue.for_s)} overdue in phase {clue.phase}"
+        case "signature":
+            return f"{where} wrote {clue.signature}: {clue.text}"
+        case _:
+            return f"{clue.node} is gone ({clue.text})"
+
+
+def origin(restore: act.Restore | None) -> str:
+    """Say where an attempt starts from."""
+    if restore is None:
+        return "from step 0"
+    where = "the nodes' memory" if restore.source is act.Source.MEMORY else "the store"
+    return f"from step {restore.step:,} in {where}"
+
+
+def describe_action(action: act.Action) -> str:
+    """Say what is to be done."""
+    match action:
+        case act.Launch(nodes=nodes):
+            return f"ask for an allocation of {units.count(nodes, 'node')}"
+        case act.StartRanks():
+            nodes = ", ".join(action.nodes)
+            text = f"start attempt {action.attempt} on {nodes} {origin(action.restore)}"
+            return text + (f", excluding {', '.join(action.exclude)}" if action.exclude else "")
+        case act.StopRanks(planned=planned):
+            how = "save and leave" if planned else "stop"
+            return f"{how} attempt {action.attempt} on {', '.join(action.nodes) or 'no node'}"
+        case act.Commit(step=step):
+            return f"commit checkpoint {step:,}"
+        case act.SetInterval():
+            return (
+                f"checkpoint every {units.count(action.interval_steps, 'step')} "
+                f"(was {action.previous_steps:,}) from step {action.effective_step:,}"
+            )
+        case act.Snapshot(step=step):
+            return f"save once at step {step:,}"
+        case act.Wait():
+            return "wait"
+        case act.Finish(outcome=outcome):
+            return f"end the run as {outcome.value}"
+
+
+def _requested(e: ev.RunRequested) -> str:
+    size = f"{units.count(e.nodes, 'node')} x {units.count(e.ranks_per_node, 'rank')}"
+    saves = f"a checkpoint every {units.count(e.interval_steps, 'step')}"
+    return f"run {e.run}: {size}, {e.spares} spare, {saves if e.checkpoints else 'no checkpoints'}"
+
+
+def _joined(e: ev.AgentJoined) -> str:
+    held = f", {units.count(len(e.staged), 'snapshot')} in its memory" if e.staged else ""
+    return f"{e.node} joined{held}"
+
+
+def _exited(e: ev.RankExited) -> str:
+    text = f"rank {e.rank} on {e.node} {units.exit_code(e.code)}"
+    text += f" ({e.note.replace('_', ' ')})" if e.note else ""
+    if e.ours:
+        return text + ", as it was told to"
+    return text + (f": {e.last_line}" if e.last_line and e.code else "")
+
+
+def _overdue(e: ev.RankOverdue) -> str:
+    where = f"rank {e.rank} on {e.node}"
+    return f"{where} is {units.seconds(e.for_s)} overdue in phase {e.phase} after step {e.step:,}"
+
+
+def _signature(e: ev.SignatureSeen) -> str:
+    points = f"points at {e.culprit}" if e.culprit else "culprit unknown"
+    side = "a consequence" if e.secondary else e.fault.replace("_", " ")
+    return f"rank {e.rank} on {e.node} wrote {e.signature} ({side}, {points}): {e.text}"
+
+
+def _phase(e: ev.PhaseReached) -> str:
+    match e.phase:
+        case "restore":
+            return f"attempt {e.attempt}: all ranks are up and restoring"
+        case "step":
+            return f"attempt {e.attempt}: all ranks go on from step {max(e.step, 0):,}"
+        case _:
+            return f"attempt {e.attempt}: first new step, {e.step:,}, is done"
+
+
+def _progress(e: ev.Progress) -> str:
+    text = f"step {e.min_step:,}" + (f"..{e.max_step:,}" if e.max_step != e.min_step else "")
+    text += f", loss {units.number(e.loss)}" if math.isfinite(e.loss) else ""
+    return text + (f", {units.seconds(e.step_s)} a step" if math.isfinite(e.step_s) else "")
+
+
+def _staged(e: ev.Staged) -> str:
+    steps = sorted({shard.step for shard in e.shards})
+    return f"{e.node} holds in memory: step " + (", ".join(map(str, steps)) or "none")
+
+
+def _judged(e: ev.FaultJudged) -> str:
+    blame = [e.node or "", f"rank {e.rank}" if e.rank is not None else ""]
+    who = " ".join(part for part in blame if part) or "nobody known"
+    kind = e.fault.replace("_", " ")
+    return f"verdict on attempt {e.attempt}: {e.cause} ({kind}, {who}, {e.confidence:.0%} sure)"
+
+
+def _decided(e: ev.DecisionMade) -> str:
+    decision = e.decision
+    if isinstance(decision.action, act.Wait):
+        return f"decided to wait: {decision.reason}"
+    return f"decided to {describe_action(decision.action)}, because {decision.reason}"
+
+
+def _done(e: ev.ActionDone) -> str:
+    detail = f": {e.detail}" if e.detail else ""
+    return f"{'done' if e.ok else 'failed'}: {e.key}{detail}"
+
+
+def _job(e: ev.JobObserved) -> str:
+    return f"allocation {e.job} is {e.state}" + (f": {e.why}" if e.why else "")
+
+
+def _uploaded(e: ev.ShardUploaded) -> str:
+    how = f"{units.size(e.nbytes)} in {units.seconds(e.upload_s)}"
+    return f"rank {e.rank} stored its part of step {e.step:,} ({how})"
+
+
+WORDS: dict[type, Callable[[Any], str]] = {
+    ev.RunRequested: _requested,
+    ev.PolicySet: lambda e: "limits set: restarts allowed "
+    + (", ".join(f"{name} {n}" for name, n in sorted(e.policy.budget.items())) or "without bound"),
+    ev.LeaseTaken: lambda e: f"supervisor {e.holder} took over as number {e.epoch}",
+    ev.OperatorSaid: lambda e: f"the operator asked for: {e.what}",
+    ev.CatalogueRead: lambda e: f"the store holds {units.count(len(e.commits), 'checkpoint')}"
+    + (f", the newest of step {e.commits[0][0]:,}" if e.commits else ""),
+    ev.CatalogueUnknown: lambda e: f"the store gave no list of checkpoints: {e.why}",
+    ev.AgentJoined: _joined,
+    ev.AgentLost: lambda e: f"{e.node} is gone: {e.why}",
+    ev.JobObserved: _job,
+    ev.RanksStarted: lambda e: f"{e.node} started {units.ranks(e.ranks)} of attempt {e.attempt}",
+    ev.RankExited: _exited,
+    ev.RankOverdue: _overdue,
+    ev.SignatureSeen: _signature,
+    ev.PhaseReached: _phase,
+    ev.Progress: _progress,
+    ev.Staged: _staged,
+    ev.ShardUploaded: _uploaded,
+    ev.UploadFailed: lambda e: f"rank {e.rank} could not store step {e.step:,}: {e.error}",
+    ev.CheckpointCommitted: lambda e: f"checkpoint {e.step:,} is committed ({units.size(e.nbytes)})",
+    ev.CommitRefused: lambda e: f"checkpoint {e.step:,} was refused: {e.why}",
+    ev.FaultJudged: _judged,
+    ev.DecisionMade: _decided,
+    ev.ActionDone: _done,
+}
