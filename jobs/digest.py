@@ -1,6 +1,11 @@
-"""SHA-256 of a trained state, to show that two runs ended in the same bits."""
+"""SHA-256 of a trained state, to show that two runs ended in the same bits.
+
+The form is that of `checkpointing.content.content_sha256`, so the sums that a run prints at its end
+can be compared with those of its last committed checkpoint.
+"""
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +21,7 @@ def tensor_sha256(state: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(_tensors(state, ""), key=lambda item: item[0]):
         dtype = str(tensor.dtype).removeprefix("torch.")
-        digest.update(f"{name} {dtype} {list(tensor.shape)}\n".encode())
+        digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode())
         digest.update(_raw_bytes(tensor))
     return digest.hexdigest()
 

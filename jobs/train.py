@@ -187,8 +187,8 @@ class Trainer:
     def digests(self) -> dict[str, str]:
         """Hash weights (with router biases) and optimiser moments."""
         return {
-            "weights": tensor_sha256(self._model.state_dict()),
-            "optimizer": tensor_sha256(self._optimizer.state_dict()),
+            "weights": tensor_sha256({"model": self._model.state_dict()}),
+            "optimizer": tensor_sha256({"optimizer": self._optimizer.state_dict()}),
         }
 
 

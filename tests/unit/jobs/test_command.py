@@ -79,7 +79,7 @@ def test_training_step_does_not_load_the_compiler(tmp_path):
     code = (
         "import sys; from jobs.moe.__main__ import main; "
         "assert main(['--preset', 'tiny', '--steps', '2']) == 0; "
-        "assert not {'torch._dynamo', 'torch._inductor', 'torch.optim.adamw'} & set(sys.modules)"
+        "assert not {'torch._dynamo', 'torch._inductor'} & set(sys.modules)"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True, timeout=60)
