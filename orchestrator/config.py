@@ -1,5 +1,6 @@
 """The run's TOML: one file per run, every key checked, every error naming the key and the fix."""
 
+import itertools
 import sys
 import tomllib
 from pathlib import Path
@@ -93,7 +94,7 @@ class TimeoutsSection(Section):
     def _ordered(self) -> Self:
         """Refuse an order in which a slower watch could never be the first to see."""
         order = ("heartbeat_s", "agent_lost_s", "supervisor_lost_s")
-        for low, high in (*zip(order, order[1:], strict=False), ("heartbeat_s", "step_s")):
+        for low, high in (*itertools.pairwise(order), ("heartbeat_s", "step_s")):
             if getattr(self, low) >= getattr(self, high):
                 raise ValueError(
                     f"{low} ({getattr(self, low):g}) must be less than "
@@ -230,7 +231,6 @@ def _fix(error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(given, dict) else f" (got {given!r})"
     return f"{message[0].lower()}{message[1:]}{shown}"
-
 
 
 def freeze(config: RunConfig, path: Path) -> None:

@@ -12,6 +12,7 @@ import socket
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 from checkpointing.stage.arena import peek
 from checkpointing.store.base import StoreConfig
@@ -62,7 +63,7 @@ class Agent:
         self._ranks = Ranks(
             spec, node_dir, config.run_dir / "logs", Scanner(), self._connection.fact
         )
-        self._exporter = AgentExporter(node, self._ranks)
+        self._exporter = AgentExporter(config.run.name, node, self._ranks)
         self._uploads = (
             Uploads(node_dir, spec.store_json, spec.run, self._connection.fact)
             if config.checkpoint.store
@@ -72,12 +73,12 @@ class Agent:
     async def run(self) -> None:
         """Serve until told to shut down, or until the supervisor has been gone too long."""
         await self._exporter.start(self._address)
-        tasks = [asyncio.ensure_future(self._connection.run())]
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._connection.run())]
         if self._uploads is not None:
             tasks.append(asyncio.ensure_future(self._uploads.run()))
         tasks.append(asyncio.ensure_future(self._report_for_ever()))
-        done = asyncio.ensure_future(self._done.wait())
-        await asyncio.wait([*tasks, done], return_when=asyncio.FIRST_COMPLETED)
+        done: asyncio.Future[Any] = asyncio.ensure_future(self._done.wait())
+        await asyncio.wait((*tasks, done), return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done() and task.exception() is not None:
                 log.error("the agent failed", exc_info=task.exception())
@@ -148,7 +149,7 @@ class Agent:
         try:
             await self._ranks.start(start)
         except OSError as error:
-            return Outcome(key=key, ok=False, detail=f"cannot start the ranks: {error}")
+            self._ranks.not_started(start, f"cannot start {self._config.argv[0]}: {error}")
         return Outcome(key=key, ok=True)
 
     def _reserve_port(self, attempt: int) -> int:
@@ -220,4 +221,3 @@ def job_spec(config: RunConfig, node: str) -> JobSpec:
         step_timeout_s=config.timeouts.step_s,
         init_timeout_s=config.timeouts.init_s,
     )
-

@@ -1,6 +1,7 @@
 """A rank's output: into its log file with the time before each line, and past the signatures."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -47,10 +48,8 @@ class OutputCapture:
             return
         now = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
         head = f"{now}Z [{self._rank}] ".encode()
-        try:
+        with contextlib.suppress(OSError):  # the log is for people; training goes on without it
             file.write(b"".join(head + line + b"\n" for line in lines))
-        except OSError:
-            pass  # the log is for people; training goes on without it
         for line in lines:
             self._look_at(line)
 

@@ -23,6 +23,7 @@ from orchestrator.wire import Control, FactEvent, RankReport, StartNode, StopNod
 log = logging.getLogger(__name__)
 
 NOTES = {RESTORE_FAILED_EXIT: "restore_failed", STAGE_REFUSED_EXIT: "stage_refused"}
+NOT_STARTED_EXIT = 127
 DRAIN_S = 1.0  # grandchildren may hold the pipe open long after the rank itself is gone
 
 
@@ -95,6 +96,21 @@ class Ranks:
         )
         for rank in self._ranks.values():
             rank.watcher = asyncio.ensure_future(self._watch(rank, order.attempt))
+
+    def not_started(self, order: StartNode, why: str) -> None:
+        """Report ranks that could not be started, as a shell would: exit code 127."""
+        first = order.node_rank * order.ranks
+        for number in range(first, first + order.ranks):
+            self._fact(
+                RankExited(
+                    attempt=order.attempt,
+                    node=self._spec.node,
+                    rank=number,
+                    code=NOT_STARTED_EXIT,
+                    ours=False,
+                    last_line=why[:300],
+                )
+            )
 
     async def _start_one(self, order: StartNode, local_rank: int) -> None:
         number = order.node_rank * order.ranks + local_rank
@@ -188,8 +204,12 @@ class Ranks:
         """Change what the ranks read at their next step boundary."""
         known = self._control
         self._control = SlotControl(
-            interval_steps=order.interval_steps if order.interval_steps >= 0 else known.interval_steps,
-            effective_step=order.effective_step if order.effective_step >= 0 else known.effective_step,
+            interval_steps=order.interval_steps
+            if order.interval_steps >= 0
+            else known.interval_steps,
+            effective_step=order.effective_step
+            if order.effective_step >= 0
+            else known.effective_step,
             snapshot_step=order.snapshot_step if order.snapshot_step >= 0 else known.snapshot_step,
             stop_step=known.stop_step,
         )

@@ -1,6 +1,7 @@
 """What submitit runs on each node: one agent, once."""
 
 import asyncio
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -36,7 +37,11 @@ def run_agent(run_dir: str) -> None:
             return
         _announce(own)
         config = thaw(folder / "run.json")
-        asyncio.run(_serve(config, node, memory_dir(config, node)))
+        node_dir = memory_dir(config, node)
+        node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        asyncio.run(_serve(config, node, node_dir))
+        with contextlib.suppress(OSError):  # the last agent of a machine takes the folder along
+            node_dir.parent.rmdir()
         (own / "agent.json").unlink(missing_ok=True)
 
 
@@ -47,7 +52,6 @@ def memory_dir(config: RunConfig, node: str) -> Path:
 
 
 async def _serve(config: RunConfig, node: str, node_dir: Path) -> None:
-    node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     agent = Agent(config, node, node_dir, "127.0.0.1")
     loop = asyncio.get_running_loop()
     # submitit ignores SIGTERM in its tasks; an agent must obey it.
@@ -56,10 +60,6 @@ async def _serve(config: RunConfig, node: str, node_dir: Path) -> None:
     for signum in (signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     await agent.run()
-    try:
-        node_dir.parent.rmdir()  # the last agent of the machine takes the run's folder along
-    except OSError:
-        return
 
 
 def _announce(own: Path) -> None:

@@ -103,7 +103,7 @@ class LocalLauncher:
             at=at,
         )
 
-    def cancel(self, job: str) -> None:
+    def cancel(self, job: str) -> None:  # noqa: ARG002 - a run directory has one allocation
         """End the controller and whatever is left of the agents; see `Launcher.cancel`."""
         for path in (self._run_dir / "nodes").glob("*/agent.json"):
             _end(_process(path), signal.SIGTERM)

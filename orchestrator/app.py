@@ -1,0 +1,313 @@
+"""The composition root: which adapter goes where. Everything the command line can do is here."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from checkpointing.errors import StoreError
+from checkpointing.store.base import ObjectStore, StoreConfig, open_store
+from orchestrator.config import RunConfig, freeze, load, thaw
+from orchestrator.core.actions import Outcome
+from orchestrator.core.events import Record, RunRequested
+from orchestrator.core.state import State
+from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
+from orchestrator.launch.local import LocalLauncher
+from orchestrator.supervisor.journal import FileJournal, Journal, read_records
+from orchestrator.supervisor.lease import Lease
+from orchestrator.supervisor.loop import Supervisor, Watcher
+from orchestrator.supervisor.sessions import read_or_make_token
+from orchestrator.views.history import History
+
+LEAST_FREE_BYTES = 64 * 1024 * 1024
+ASK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What `check` found; nothing was started.
+
+    Attributes:
+        config: The run with defaults filled in and absolute paths.
+        timeouts: (name, seconds, meaning), shortest first.
+        store: One line about the store.
+    """
+
+    config: RunConfig
+    timeouts: tuple[tuple[str, float, str], ...]
+    store: str
+
+
+def check(config_path: Path) -> Checked:
+    """Check a run file and everything it names, without starting anything.
+
+    Raises:
+        ConfigError: A key is wrong.
+        PreconditionError: The store, the script, a directory or the port cannot be used.
+        NotFound: There is no such file.
+    """
+    config = load(config_path)
+    store = preflight(config)
+    text = f"{config.checkpoint.store}: reachable, writable, conditional puts work"
+    return Checked(
+        config=config,
+        timeouts=config.timeouts_table(),
+        store=text if store else "none: nothing is saved, every restart begins at step 0",
+    )
+
+
+def run(config_path: Path, *, watcher: Watcher | None = None) -> Outcome:
+    """Supervise a run in the foreground until it is over.
+
+    A run whose supervisor died is taken up where it stands; one that was stopped or failed goes
+    on from its newest checkpoint.
+
+    Raises:
+        EverstepError: See `orchestrator.errors`; nothing half-made is left behind.
+        KeyboardInterrupt: Interrupted; the ranks go on.
+    """
+    config = load(config_path)
+    store = preflight(config)
+    run_dir = config.run_dir
+    is_new = not run_dir.exists()
+    lease: Lease | None = None
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lease = Lease.take(run_dir / "lease")
+        state, history = prepare(config)
+        freeze(config, run_dir / "run.json")
+        journal = FileJournal(run_dir / "journal.jsonl")
+        supervisor = compose(config, state, history, journal, lease, store, watcher)
+        final = serve(supervisor)
+        lease.release()
+    except (EverstepError, KeyboardInterrupt, OSError) as error:
+        if lease is not None:
+            lease.release()
+        if is_new and not _has_records(run_dir):
+            shutil.rmtree(run_dir, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise PreconditionError(f"{error.filename or run_dir}: {error.strerror}") from error
+        raise
+    assert final.outcome is not None
+    return final.outcome
+
+
+def compose(
+    config: RunConfig,
+    state: State,
+    history: History,
+    journal: Journal,
+    lease: Lease,
+    store: ObjectStore | None,
+    watcher: Watcher | None = None,
+) -> Supervisor:
+    """Put a supervisor together from its parts."""
+    return Supervisor(
+        config,
+        state=state,
+        history=history,
+        journal=journal,
+        lease=lease,
+        launcher=LocalLauncher(config.run_dir),
+        store=store,
+        token=read_or_make_token(config.run_dir / "token"),
+        watcher=watcher,
+    )
+
+
+def serve(supervisor: Supervisor) -> State:
+    """Run a supervisor; SIGTERM and Ctrl-C end it and leave the ranks alone.
+
+    Raises:
+        KeyboardInterrupt: On either signal.
+    """
+
+    async def main() -> State:
+        task = asyncio.ensure_future(supervisor.run())
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    return asyncio.run(main())
+
+
+def prepare(config: RunConfig) -> tuple[State, History]:
+    """Read the journal of a run that is taken up; put that of an ended one aside.
+
+    Raises:
+        PreconditionError: The run is finished.
+        ConfigError: The run's shape in the TOML is not the one in the journal.
+    """
+    path = config.run_dir / "journal.jsonl"
+    records: tuple[Record, ...] = read_records(path) if path.exists() else ()
+    state, history = History.of(records)
+    if state.run is None:
+        return State(), History()
+    if state.over and state.outcome is Outcome.FINISHED:
+        raise PreconditionError(
+            f"run {config.run.name} is finished; choose another run.name, or remove {path.parent}"
+        )
+    if state.over:
+        _put_aside(path)
+        return State(last_attempt=state.last_attempt), History()
+    _same_shape(config, state.run)
+    return state, history
+
+
+def _put_aside(path: Path) -> None:
+    """Keep the ended journal under a number, and forget its allocation."""
+    number = 1
+    while (kept := path.with_name(f"journal-{number:04d}.jsonl")).exists():
+        number += 1
+    path.rename(kept)
+    for name in ("submitit", "nodes"):
+        shutil.rmtree(path.parent / name, ignore_errors=True)
+
+
+def _same_shape(config: RunConfig, run: RunRequested) -> None:
+    wanted = {
+        "count": (config.nodes.count, run.nodes),
+        "spares": (config.nodes.spares, run.spares),
+        "ranks_per_node": (config.nodes.ranks_per_node, run.ranks_per_node),
+    }
+    for key, (new, old) in wanted.items():
+        if new != old:
+            raise ConfigError(
+                f"nodes.{key}: {new}, but the living run {run.run} has {old}; "
+                "stop it first, or choose another run.name"
+            )
+
+
+def _has_records(run_dir: Path) -> bool:
+    path = run_dir / "journal.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def preflight(config: RunConfig) -> ObjectStore | None:
+    """Check everything outside the TOML; return the opened store, None when there is none.
+
+    Raises:
+        PreconditionError: One line that names the key and the fix.
+    """
+    _check_command(config)
+    _check_folders(config)
+    _check_port(config)
+    checkpoint = config.checkpoint
+    if checkpoint.store is None:
+        return None
+    where = StoreConfig(
+        url=checkpoint.store, endpoint_url=checkpoint.endpoint_url, region=checkpoint.region
+    )
+    try:
+        store = open_store(where)
+        store.probe()
+    except StoreError as error:
+        raise PreconditionError(f"checkpoint.store: {error}") from error
+    return store
+
+
+def _check_command(config: RunConfig) -> None:
+    workdir, argv = config.job.workdir, config.argv
+    if not workdir.is_dir():
+        raise PreconditionError(f"job.workdir: no directory {workdir}; create or correct it")
+    if shutil.which(argv[0], path=f"{os.environ.get('PATH', '')}:{workdir}") is None:
+        raise PreconditionError(f"job.command: no program {argv[0]!r} in PATH; correct it")
+    script = next((word for word in argv[1:] if not word.startswith("-")), "")
+    is_script = argv[1:2] == (script,) and script.endswith(".py")
+    if is_script and not (workdir / script).is_file():
+        raise PreconditionError(
+            f"job.command: no script {script} in {workdir}; correct job.command or job.workdir"
+        )
+
+
+def _check_folders(config: RunConfig) -> None:
+    memory = config.nodes.memory_dir
+    if not (memory.is_dir() and os.access(memory, os.W_OK)):
+        raise PreconditionError(f"nodes.memory_dir: {memory} is no writable directory")
+    folder = config.run.dir
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        raise PreconditionError(f"run.dir: {folder} is not writable; choose another run.dir")
+    for key, place in (("run.dir", folder), ("nodes.memory_dir", memory)):
+        free = shutil.disk_usage(place).free
+        if free < LEAST_FREE_BYTES:
+            raise PreconditionError(
+                f"{key}: only {free >> 20} MiB free at {place}, "
+                f"{LEAST_FREE_BYTES >> 20} needed; make room or choose another place"
+            )
+
+
+def _check_port(config: RunConfig) -> None:
+    host, port = config.server.host, config.server.port
+    try:
+        with socket.create_server((host, port)):
+            return
+    except OSError as error:
+        raise PreconditionError(
+            f"server.port: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
+            "choose another port, or 0 for any free one"
+        ) from error
+
+
+def ask(run_dir: Path, what: Literal["stop", "snapshot"]) -> None:
+    """Tell the run's supervisor what the operator wants; returns once it is in the journal's way.
+
+    Raises:
+        NotFound: No supervisor answers.
+        PreconditionError: The supervisor refuses the token.
+    """
+    try:
+        where = json.loads((run_dir / "supervisor.json").read_text(encoding="utf-8"))
+        token = (run_dir / "token").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise NotFound(f"{run_dir.name} has no supervisor to ask; start it first") from error
+    request = urllib.request.Request(  # noqa: S310 - the address is our own supervisor's
+        f"{where['url']}/api/operator",
+        data=json.dumps({"say": what}).encode(),
+        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_TIMEOUT_S) as answer:  # noqa: S310
+            answer.read()
+    except urllib.error.HTTPError as error:
+        raise PreconditionError(f"the supervisor refused: HTTP {error.code}") from error
+    except OSError as error:
+        raise NotFound(f"no supervisor answers at {where['url']}; start it again") from error
+
+
+def find_run(name_or_path: str) -> Path:
+    """Return the directory of a run given by directory, by run file or by name under ./runs.
+
+    Raises:
+        NotFound: None of them.
+    """
+    given = Path(name_or_path)
+    if (given / "journal.jsonl").exists():
+        return given
+    if given.is_file() and given.suffix == ".toml":
+        given = load(given).run_dir
+        if (given / "journal.jsonl").exists():
+            return given
+    if (Path("runs") / name_or_path / "journal.jsonl").exists():
+        return Path("runs") / name_or_path
+    raise NotFound(f"no run {name_or_path}: give its directory, its run file or its name in ./runs")
+
+
+def configuration(run_dir: Path) -> RunConfig | None:
+    """Return the frozen configuration of a run, None when it cannot be read."""
+    with contextlib.suppress(EverstepError):
+        return thaw(run_dir / "run.json")
+    return None

@@ -1,0 +1,246 @@
+"""Carries out decisions. What comes of one is told only by events, never by return values."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from checkpointing.commit import UploadRecord, commit
+from checkpointing.errors import CommitRefused, StoreError
+from checkpointing.store.base import ObjectStore
+from orchestrator.core import events as ev
+from orchestrator.core.actions import (
+    Commit,
+    Finish,
+    Launch,
+    SetInterval,
+    Snapshot,
+    StartRanks,
+    StopRanks,
+)
+from orchestrator.core.state import Pending, State
+from orchestrator.launch.launcher import AllocationSpec, Launcher, LaunchRefusedError
+from orchestrator.supervisor.sessions import Sessions
+from orchestrator.wire import (
+    Control,
+    OrderBody,
+    Outcome,
+    ReservePort,
+    Shutdown,
+    StartNode,
+    StopNode,
+)
+
+log = logging.getLogger(__name__)
+
+ORDER_TIMEOUT_S = 10.0
+COMMIT_RETRY_S = 5.0
+GOODBYE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What an effect may look at besides its action."""
+
+    state: Callable[[], State]
+    max_step: Callable[[], int]
+    emit: Callable[[ev.Event], None]
+
+
+class Executor:
+    """Runs each pending action as a task; a key that is running is not started twice."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        launcher: Launcher,
+        store: ObjectStore | None,
+        spec: AllocationSpec,
+        context: Context,
+    ) -> None:
+        self._sessions = sessions
+        self._launcher = launcher
+        self._store = store
+        self._spec = spec
+        self._context = context
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, pending: Pending) -> None:
+        """Begin to carry out an action; returns at once."""
+        if pending.key in self._running:
+            return
+        task = asyncio.ensure_future(self._run(pending))
+        self._running[pending.key] = task
+        task.add_done_callback(lambda _: self._running.pop(pending.key, None))
+
+    async def close(self) -> None:
+        """Leave unfinished effects alone; the next supervisor takes them up from the journal."""
+        tasks = tuple(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, pending: Pending) -> None:
+        try:
+            ok, detail = await self._carry_out(pending)
+        except Exception as error:
+            log.exception("%s failed", pending.key)
+            ok, detail = False, f"{type(error).__name__}: {error}"
+        self._context.emit(ev.ActionDone(key=pending.key, ok=ok, detail=detail))
+
+    async def _carry_out(self, pending: Pending) -> tuple[bool, str]:
+        match pending.action:
+            case Launch(nodes=nodes):
+                return await self._launch(pending.key, nodes)
+            case StartRanks() as start:
+                return await self._start_ranks(pending.key, start)
+            case StopRanks() as stop:
+                return await self._stop_ranks(pending.key, stop)
+            case Commit() as wanted:
+                return await self._commit(wanted)
+            case SetInterval() as change:
+                order = Control(
+                    attempt=change.attempt,
+                    interval_steps=change.interval_steps,
+                    effective_step=change.effective_step,
+                )
+                return await self._order_all(pending.key, change.attempt, order)
+            case Snapshot() as snapshot:
+                order = Control(attempt=snapshot.attempt, snapshot_step=snapshot.step)
+                return await self._order_all(pending.key, snapshot.attempt, order)
+            case Finish():
+                return await self._finish(pending.key)
+            case _:
+                return True, ""
+
+    async def _launch(self, key: str, nodes: int) -> tuple[bool, str]:
+        spec = AllocationSpec(
+            key=key,
+            name=self._spec.name,
+            nodes=nodes,
+            gpus_per_node=self._spec.gpus_per_node,
+            run_dir=self._spec.run_dir,
+        )
+        try:
+            return True, await asyncio.to_thread(self._launcher.submit, spec)
+        except LaunchRefusedError as error:
+            return False, str(error)
+
+    async def _start_ranks(self, key: str, start: StartRanks) -> tuple[bool, str]:
+        state = self._context.state()
+        timeout_s = state.policy.start_timeout_s
+        first = start.nodes[0]
+        port = await self._order(
+            first, f"{key}/port", ReservePort(attempt=start.attempt), timeout_s
+        )
+        if not port.ok:
+            return False, port.detail
+        bodies = [
+            StartNode(
+                attempt=start.attempt,
+                node_rank=node_rank,
+                num_nodes=len(start.nodes),
+                ranks=start.ranks_per_node,
+                master_addr=state.nodes[first].address,
+                master_port=int(port.detail),
+                restore=start.restore,
+                interval_steps=start.interval_steps,
+            )
+            for node_rank in range(len(start.nodes))
+        ]
+        outcomes = await asyncio.gather(
+            *(
+                self._order(node, f"{key}/{node}", body, timeout_s)
+                for node, body in zip(start.nodes, bodies, strict=True)
+            )
+        )
+        return _all(outcomes)
+
+    async def _stop_ranks(self, key: str, stop: StopRanks) -> tuple[bool, str]:
+        policy = self._context.state().policy
+        order = StopNode(
+            attempt=stop.attempt,
+            planned=stop.planned,
+            stop_step=self._context.max_step() + 2,
+            save_s=policy.stop_save_s,
+            grace_s=policy.kill_grace_s,
+        )
+        return _all(
+            await asyncio.gather(
+                *(self._order(node, f"{key}/{node}", order) for node in stop.nodes)
+            )
+        )
+
+    async def _order_all(self, key: str, attempt: int, body: OrderBody) -> tuple[bool, str]:
+        current = self._context.state().attempt
+        if current is None or current.number != attempt:
+            return False, f"attempt {attempt} is over"
+        return _all(
+            await asyncio.gather(
+                *(self._order(node, f"{key}/{node}", body) for node in current.nodes)
+            )
+        )
+
+    async def _commit(self, wanted: Commit) -> tuple[bool, str]:
+        shards = self._context.state().uploads.get((wanted.step, wanted.attempt), {})
+        assert self._store is not None, "nothing is uploaded without a store"
+        records = [
+            UploadRecord(rank=s.rank, index_key=s.index_key, index_crc64=s.index_crc64)
+            for s in shards.values()
+        ]
+        world = next(iter(shards.values())).world
+        name = self._spec.name
+        write_id = f"{name}/{wanted.attempt}/commit/{wanted.step}"
+        try:
+            outcome = await asyncio.to_thread(
+                commit,
+                self._store,
+                name,
+                wanted.step,
+                wanted.attempt,
+                records,
+                world=world,
+                write_id=write_id,
+            )
+        except CommitRefused as error:
+            self._refuse(wanted, str(error))
+            return False, str(error)
+        except StoreError as error:
+            await asyncio.sleep(COMMIT_RETRY_S)
+            return False, str(error)
+        if not outcome.committed:
+            self._refuse(wanted, outcome.why)
+            return False, outcome.why
+        self._context.emit(
+            ev.CheckpointCommitted(
+                step=wanted.step,
+                attempt=wanted.attempt,
+                manifest_key=outcome.manifest_key,
+                nbytes=outcome.nbytes,
+            )
+        )
+        return True, outcome.manifest_key
+
+    def _refuse(self, wanted: Commit, why: str) -> None:
+        self._context.emit(ev.CommitRefused(step=wanted.step, attempt=wanted.attempt, why=why))
+
+    async def _finish(self, key: str) -> tuple[bool, str]:
+        state = self._context.state()
+        alive = tuple(node.name for node in state.nodes.values() if node.alive)
+        order = Shutdown(grace_s=state.policy.kill_grace_s)
+        await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in alive))
+        await self._sessions.all_gone(alive, GOODBYE_S)
+        if state.job:
+            await asyncio.to_thread(self._launcher.cancel, state.job)
+        return True, ""
+
+    async def _order(
+        self, node: str, key: str, body: OrderBody, timeout_s: float = ORDER_TIMEOUT_S
+    ) -> Outcome:
+        epoch = self._context.state().epoch
+        return await self._sessions.order(node, key, epoch, body, timeout_s)
+
+
+def _all(outcomes: "list[Outcome]") -> tuple[bool, str]:
+    bad = [outcome.detail for outcome in outcomes if not outcome.ok]
+    return not bad, "; ".join(bad)

@@ -1,0 +1,350 @@
+"""The supervisor's loop: events in, journal, fold, decide, journal, effects out."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checkpointing.errors import StoreError
+from checkpointing.resolver import list_commits
+from checkpointing.store.base import ObjectStore
+from monitors.observations import Ok
+from orchestrator.config import RunConfig
+from orchestrator.core import events as ev
+from orchestrator.core.decide import decide
+from orchestrator.core.events import Event, Origin, Record
+from orchestrator.core.fold import fold
+from orchestrator.core.state import State
+from orchestrator.errors import PreconditionError
+from orchestrator.launch.launcher import AllocationSpec, Launcher
+from orchestrator.supervisor import judge
+from orchestrator.supervisor.execute import Context, Executor
+from orchestrator.supervisor.journal import Journal
+from orchestrator.supervisor.lease import LEASE_S, Lease
+from orchestrator.supervisor.scrape import EVERY_S as SCRAPE_S
+from orchestrator.supervisor.scrape import Scraper
+from orchestrator.supervisor.server import Pages, Server
+from orchestrator.supervisor.sessions import Sessions
+from orchestrator.supervisor.watch import Watch
+from orchestrator.views.history import History
+from orchestrator.views.metrics import render as render_metrics
+from orchestrator.views.page import render_page
+from orchestrator.views.status import status
+from orchestrator.wire import Fact, Hello, Report, Welcome
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+OBSERVE_S = 0.25
+CATALOGUE_RETRY_S = 3.0
+LONGEST_TICK_S = 5.0
+
+Watcher = Callable[[State, History, Sequence[Record]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """An event on its way to the journal."""
+
+    event: Event
+    origin: Origin | None = None
+
+
+class Supervisor:
+    """One supervisor's time in office."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        state: State,
+        history: History,
+        journal: Journal,
+        lease: Lease,
+        launcher: Launcher,
+        store: ObjectStore | None,
+        token: str,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._config = config
+        self.state = state
+        self._history = history
+        self._scraper = Scraper()
+        self._journal = journal
+        self._lease = lease
+        self._launcher = launcher
+        self._store = store
+        self._watcher = watcher
+        self._inbox: asyncio.Queue[Inbound] = asyncio.Queue()
+        self._look_now = asyncio.Event()
+        self._last_tick = time.monotonic()
+        self.watch = Watch(started=time.monotonic())
+        self.sessions = Sessions(token, self._greet, self._fact, self._report, self._gone)
+        self.server = Server(config.server.host, config.server.port, self.sessions, self._pages())
+        spec = AllocationSpec(
+            key="",
+            name=config.run.name,
+            nodes=config.nodes.count + config.nodes.spares,
+            gpus_per_node=config.nodes.gpus_per_node,
+            run_dir=config.run_dir,
+        )
+        context = Context(state=lambda: self.state, max_step=self.watch.max_step, emit=self.emit)
+        self._executor = Executor(self.sessions, launcher, store, spec, context)
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the loop."""
+        self._inbox.put_nowait(Inbound(event))
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the loop turned lately."""
+        return time.monotonic() - self._last_tick < LONGEST_TICK_S
+
+    def _pages(self) -> Pages:
+        return Pages(
+            status=self._status,
+            page=lambda: render_page(self._status()),
+            metrics=lambda: render_metrics(lambda: (self.state, self._history)),
+            healthy=lambda: self.is_healthy,
+            said=lambda what: self.emit(ev.OperatorSaid(what=what)),
+        )
+
+    def _status(self) -> dict[str, Any]:
+        about = {"url": self.server.url, "alive": True}
+        value = status(self.state, self._history, time.time(), about)
+        for node in value["nodes"]:
+            node["exporter"] = self._scraper.of(node["name"])
+        return value
+
+    async def run(self) -> State:
+        """Supervise until the run is over; returns its last state.
+
+        Raises:
+            LeaseLost: A later supervisor took over.
+            PreconditionError: The port is taken, or the journal cannot be written.
+        """
+        await self.server.start()
+        tasks = []
+        try:
+            self._open()
+            self._announce()
+            for pending in tuple(self.state.pending.values()):
+                self._executor.start(pending)
+            tasks = [
+                asyncio.ensure_future(work)
+                for work in (self._renew(), self._observe(), self._scrape())
+            ]
+            if self._store is not None and not self.state.catalogue_read:
+                tasks.append(asyncio.ensure_future(self._read_catalogue(self._store)))
+            while not self.state.over:
+                await self._turn(tasks)
+            return self.state
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._executor.close()
+            await self.server.stop()
+
+    def _open(self) -> None:
+        """Write the first records of this epoch."""
+        config, state = self._config, self.state
+        opening: list[Event] = []
+        if state.run is None:
+            opening.append(
+                ev.RunRequested(
+                    run=config.run.name,
+                    nodes=config.nodes.count,
+                    spares=config.nodes.spares,
+                    ranks_per_node=config.nodes.ranks_per_node,
+                    interval_steps=config.checkpoint.interval_steps,
+                    checkpoints=self._store is not None,
+                    attempts_before=state.last_attempt,
+                )
+            )
+        opening.append(ev.LeaseTaken(epoch=self._lease.epoch, holder=self._lease.holder))
+        if state.policy != config.policy():
+            opening.append(ev.PolicySet(policy=config.policy()))
+        self._append([Inbound(event) for event in opening])
+
+    def _announce(self) -> None:
+        value = {"url": self.server.url, "epoch": self._lease.epoch, "holder": self._lease.holder}
+        path = self._config.run_dir / "supervisor.json"
+        temporary = path.with_name(".supervisor.json.new")
+        temporary.write_text(json.dumps(value), encoding="utf-8")
+        temporary.replace(path)
+
+    async def _turn(self, tasks: Sequence["asyncio.Future[None]"]) -> None:
+        """Take what has come in, and everything that follows from it."""
+        batch: list[Inbound] = []
+        with contextlib.suppress(TimeoutError):
+            batch.append(await asyncio.wait_for(self._inbox.get(), TICK_S))
+        while not self._inbox.empty():
+            batch.append(self._inbox.get_nowait())
+        for task in tasks:
+            if task.done():
+                task.result()
+        now = time.monotonic()
+        limit_s = self._config.timeouts.agent_lost_s
+        batch += [Inbound(e) for e in self.watch.heartbeats(self.state, now)]
+        batch += [Inbound(e) for e in self.watch.silent(self.state, limit_s, now)]
+        self._append(batch)
+        await self._acknowledge(batch)
+        while self._decide_once():
+            pass
+        self._last_tick = time.monotonic()
+
+    def _decide_once(self) -> bool:
+        """Judge, or make and begin one decision; False when nothing is due."""
+        attempt = self.state.attempt
+        if attempt is not None and judge.is_due(attempt):
+            self._append([Inbound(judge.verdict_on(attempt))])
+            return True
+        now = self._now()
+        decisions = decide(self.state, now, self.state.policy)
+        if not decisions:
+            return False
+        decision = decisions[0]
+        self._append([Inbound(ev.DecisionMade(decision=decision))], now)
+        pending = self.state.pending.get(decision.key)
+        if pending is not None:
+            self._executor.start(pending)
+        return True
+
+    def _append(self, batch: Sequence[Inbound], at: float | None = None) -> None:
+        """Make events durable, then let them count. Repetitions are left out."""
+        at = self._now() if at is None else at
+        records: list[tuple[Record, State]] = []
+        state = self.state
+        for inbound in batch:
+            if is_repeated(state, inbound.origin):
+                continue
+            record = Record(
+                seq=state.seq + 1,
+                at=at,
+                epoch=self._lease.epoch,
+                event=inbound.event,
+                origin=inbound.origin,
+            )
+            state = fold(state, record)
+            records.append((record, state))
+        if not records:
+            return
+        self._lease.check()
+        try:
+            self._journal.append([record for record, _ in records])
+        except OSError as error:
+            raise PreconditionError(
+                f"cannot write the journal in {self._config.run_dir}: {error.strerror}; "
+                "the ranks go on; make room and start the supervisor again"
+            ) from error
+        self.state = state
+        for record, after in records:
+            self._history.see(record, after)
+        if self._watcher is not None:
+            self._watcher(state, self._history, [record for record, _ in records])
+
+    def _now(self) -> float:
+        """Return the wall clock, never earlier than the last record."""
+        return max(time.time(), self.state.at)
+
+    async def _acknowledge(self, batch: Sequence[Inbound]) -> None:
+        last: dict[str, Origin] = {}
+        for inbound in batch:
+            if inbound.origin is not None:
+                last[inbound.origin.node] = inbound.origin
+        for origin in last.values():
+            await self.sessions.ack(origin.node, origin.incarnation, origin.n)
+
+    def _greet(self, hello: Hello) -> Welcome:
+        now = time.monotonic()
+        self.watch.connected(hello.node, now)
+        self.emit(
+            ev.AgentJoined(
+                node=hello.node,
+                incarnation=hello.incarnation,
+                address=hello.address,
+                metrics_url=hello.metrics_url,
+                staged=hello.staged,
+            )
+        )
+        incarnation, n = self.state.seen.get(hello.node, ("", 0))
+        return Welcome(
+            epoch=self._lease.epoch,
+            acked=n if incarnation == hello.incarnation else 0,
+            attempt=live_attempt_of(self.state, hello.node),
+        )
+
+    def _fact(self, hello: Hello, fact: Fact) -> None:
+        self.watch.alive(hello.node, time.monotonic())
+        origin = Origin(node=hello.node, incarnation=hello.incarnation, n=fact.n)
+        self._inbox.put_nowait(Inbound(fact.event, origin))
+
+    def _report(self, hello: Hello, report: Report) -> None:
+        self.watch.reported(hello.node, report, time.monotonic())
+
+    def _gone(self, hello: Hello) -> None:
+        self.watch.disconnected(hello.node, time.monotonic())
+        self._look_now.set()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 4)
+            self._lease.renew()
+
+    async def _observe(self) -> None:
+        """Ask the launcher now and then, and at once when a connection ends."""
+        while True:
+            self._look_now.clear()
+            job = self.state.job
+            if job:
+                seen = await asyncio.to_thread(self._launcher.observe, job)
+                if isinstance(seen, Ok):
+                    now = time.monotonic()
+                    for event in self.watch.allocation(self.state, seen.value, now):
+                        self.emit(event)
+            try:
+                await asyncio.wait_for(self._look_now.wait(), OBSERVE_S)
+            except TimeoutError:
+                continue
+
+    async def _scrape(self) -> None:
+        while True:
+            await self._scraper.once(self.state)
+            await asyncio.sleep(SCRAPE_S)
+
+    async def _read_catalogue(self, store: ObjectStore) -> None:
+        """List the committed checkpoints; an error is never an empty list."""
+        problem = ""
+        while True:
+            try:
+                found = await asyncio.to_thread(list_commits, store, self._config.run.name)
+            except StoreError as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    self.emit(ev.CatalogueUnknown(why=problem))
+                await asyncio.sleep(CATALOGUE_RETRY_S)
+                continue
+            commits = tuple((commit.step, commit.attempt) for commit in found)
+            self.emit(ev.CatalogueRead(commits=commits))
+            return
+
+
+def is_repeated(state: State, origin: Origin | None) -> bool:
+    """Whether an agent's fact is in the journal already."""
+    if origin is None:
+        return False
+    incarnation, n = state.seen.get(origin.node, ("", 0))
+    return incarnation == origin.incarnation and origin.n <= n
+
+
+def live_attempt_of(state: State, node: str) -> int:
+    """Return the live attempt that a node has ranks of, 0 for none."""
+    attempt = state.attempt
+    if attempt is None or not attempt.is_live:
+        return 0
+    return attempt.number if node in attempt.nodes and node not in attempt.lost else 0

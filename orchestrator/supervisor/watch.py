@@ -1,0 +1,224 @@
+"""From what agents and the launcher say to facts for the journal.
+
+Heartbeats come many times a second and only a few matter: a new phase, a rank that is overdue, a
+silent agent, and now and then how far the run is. Ages are measured by the side that saw the
+event; this module adds its own monotonic clock only to tell how long an agent has been silent.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from monitors.progress.hang import overdue
+from orchestrator.core.events import (
+    AgentLost,
+    Event,
+    JobObserved,
+    PhaseReached,
+    Progress,
+    RankOverdue,
+)
+from orchestrator.core.state import Attempt, State
+from orchestrator.launch.launcher import Allocation
+from orchestrator.wire import RankReport, Report
+
+STARTED = ("restore", "step", "checkpoint", "eval", "finish")
+STEPPING = ("step", "checkpoint", "eval", "finish")
+PROGRESS_SHORTEST_S = 1.0
+PROGRESS_LONGEST_S = 15.0
+GONE_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A rank report as `monitors.progress.hang` reads it, on the supervisor's clock."""
+
+    step: int
+    phase: str
+    phase_since: float
+    allowed_s: float
+
+
+class Watch:
+    """Remembers the latest reports; everything else is in the state."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._attempt = 0
+        self._ranks: dict[int, tuple[float, RankReport]] = {}
+        self._nodes: dict[str, float] = {}
+        self._connected: set[str] = set()
+        self._announced: set[tuple[str, int]] = set()
+        self._next_progress = 0.0
+        self._last_progress: Progress | None = None
+
+    def connected(self, node: str, now: float) -> None:
+        """An agent said hello."""
+        self._connected.add(node)
+        self._nodes[node] = now
+
+    def disconnected(self, node: str, now: float) -> None:
+        """An agent's connection ended; it may well come back."""
+        self._connected.discard(node)
+        self._nodes[node] = now
+
+    def alive(self, node: str, now: float) -> None:
+        """An agent said anything."""
+        self._nodes[node] = now
+
+    def reported(self, node: str, report: Report, now: float) -> None:
+        """Take a node's heartbeats."""
+        self.alive(node, now)
+        if report.attempt != self._attempt:
+            if report.attempt < self._attempt:
+                return
+            self._attempt = report.attempt
+            self._ranks.clear()
+            self._announced.clear()
+            self._last_progress = None
+        for rank in report.ranks:
+            self._ranks[rank.rank] = (now, rank)
+
+    def ranks(self) -> Mapping[int, RankReport]:
+        """Return the latest report of each rank of the newest attempt."""
+        return {rank: report for rank, (_, report) in self._ranks.items()}
+
+    def max_step(self) -> int:
+        """Return the furthest step that any rank has reported, -1 for none."""
+        return max((report.step for _, report in self._ranks.values()), default=-1)
+
+    def silent(self, state: State, limit_s: float, now: float) -> list[Event]:
+        """Return the agents that have said nothing for longer than `limit_s`."""
+        lost: list[Event] = []
+        for node in state.nodes.values():
+            silent_s = now - self._nodes.get(node.name, self._started)
+            if node.alive and silent_s > limit_s:
+                why = f"silent for {silent_s:.1f} s"
+                lost.append(
+                    AgentLost(
+                        node=node.name, incarnation=node.incarnation, why=why, silent_s=silent_s
+                    )
+                )
+        return lost
+
+    def allocation(self, state: State, seen: Allocation, now: float) -> list[Event]:
+        """Compare what the launcher says with what is known."""
+        events: list[Event] = []
+        word = "running" if seen.running else "gone"
+        if seen.job == state.job and word != state.job_state:
+            events.append(JobObserved(job=seen.job, state=word))
+        for name, is_alive in seen.nodes.items():
+            node = state.nodes.get(name)
+            if node is None or not node.alive or is_alive or name in self._connected:
+                continue
+            silent_s = now - self._nodes.get(name, self._started)
+            events.append(
+                AgentLost(
+                    node=name,
+                    incarnation=node.incarnation,
+                    why="its agent's process is gone",
+                    silent_s=silent_s,
+                )
+            )
+        return events
+
+    def heartbeats(self, state: State, now: float) -> list[Event]:
+        """Return what the latest heartbeats add to the state of the live attempt."""
+        attempt = state.attempt
+        if attempt is None or not attempt.is_live or attempt.number != self._attempt:
+            return []
+        return [
+            *self._phases(attempt, now),
+            *self._overdue(attempt, now),
+            *self._progress(state, attempt, now),
+        ]
+
+    def _phases(self, attempt: Attempt, now: float) -> list[Event]:
+        if len(self._ranks) < attempt.world:
+            return []
+        found: list[Event] = []
+        latest = [(now - at, report) for at, (_, report) in self._aged()]
+        steps = [report.step for _, report in latest]
+        base = attempt.restore.step if attempt.restore else 0
+        reached = {
+            "restore": all(report.phase in STARTED for _, report in latest),
+            "step": all(report.phase in STEPPING for _, report in latest),
+            "first_step": min(steps) > base,
+        }
+        known = {
+            "restore": attempt.restoring_at,
+            "step": attempt.stepping_at,
+            "first_step": attempt.first_step_at,
+        }
+        age_s = min(max(0.0, report.phase_age_s) for _, report in latest)
+        for phase, is_reached in reached.items():
+            mark = (phase, attempt.number)
+            if is_reached and known[phase] is None and mark not in self._announced:
+                self._announced.add(mark)
+                found.append(
+                    PhaseReached(attempt=attempt.number, phase=phase, step=min(steps), age_s=age_s)
+                )
+        return found
+
+    def _aged(self) -> list[tuple[float, tuple[float, RankReport]]]:
+        return [(at, (at, report)) for at, report in self._ranks.values()]
+
+    def _overdue(self, attempt: Attempt, now: float) -> list[Event]:
+        beats = {
+            rank: Beat(
+                step=report.step,
+                phase=report.phase,
+                phase_since=at - report.phase_age_s,
+                allowed_s=report.allowed_s if math.isfinite(report.allowed_s) else math.inf,
+            )
+            for rank, (at, report) in self._ranks.items()
+        }
+        found: list[Event] = []
+        for late in overdue(beats, now):
+            mark = (f"overdue {late.rank}", late.step)
+            if mark in self._announced or late.rank in attempt.exits:
+                continue
+            self._announced.add(mark)
+            found.append(
+                RankOverdue(
+                    attempt=attempt.number,
+                    node=attempt.node_of(late.rank),
+                    rank=late.rank,
+                    phase=late.phase,
+                    step=late.step,
+                    for_s=late.for_s,
+                    why=self._ranks[late.rank][1].abnormal,
+                )
+            )
+        return found
+
+    def _progress(self, state: State, attempt: Attempt, now: float) -> list[Event]:
+        if now < self._next_progress or len(self._ranks) < attempt.world:
+            return []
+        reports = [report for _, report in self._ranks.values()]
+        event = Progress(
+            attempt=attempt.number,
+            min_step=min(report.step for report in reports),
+            max_step=max(report.step for report in reports),
+            loss=self._ranks[0][1].loss,
+            step_s=_largest(report.step_s for report in reports),
+            stall_s=_largest(report.stall_s for report in reports),
+            saves=min(report.saves for report in reports),
+            skipped_saves=max(report.skipped_saves for report in reports),
+            tokens=max(report.tokens for report in reports),
+        )
+        last = self._last_progress
+        if last is not None and (last.min_step, last.saves) == (event.min_step, event.saves):
+            return []
+        if event.min_step < 0:
+            return []
+        self._last_progress = event
+        # A run of weeks needs no line a second: the gap grows with the run's age.
+        age_s = state.at - state.requested_at
+        self._next_progress = now + min(max(PROGRESS_SHORTEST_S, age_s / 600), PROGRESS_LONGEST_S)
+        return [event]
+
+
+def _largest(values: "object") -> float:
+    found = [value for value in values if value == value]  # type: ignore[attr-defined]
+    return max(found, default=float("nan"))
