@@ -1,0 +1,178 @@
+"""The documents of a checkpoint: an index per rank, and the manifest, whose presence is the commit.
+
+Both are JSON with a CRC of their own content, so that a torn or altered one is known as such.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from checkpointing.checksum import crc64
+from checkpointing.errors import ManifestInvalid
+from checkpointing.plan import Extent
+from checkpointing.store.base import ObjectStore
+from checkpointing.tree import Node
+
+_INDEX: Final = "everstep-index/1"
+_MANIFEST: Final = "everstep-manifest/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What one rank uploaded at one step.
+
+    Attributes:
+        run: Name of the run.
+        step: Finished steps.
+        attempt: Attempt that staged it.
+        rank: The rank.
+        world: Ranks in that attempt.
+        data_key: Object with the extents that this rank owns; "" when it owns none.
+        data_nbytes: Size of that object.
+        data_crc64: CRC64NVME of that object.
+        skeleton: Of the replicated state, from rank 0 only.
+        skeleton_crc64: CRC of it as JSON, from every rank.
+        local_skeleton: Of this rank's own state.
+        extents: All that the rank staged; offset -1 for what others upload.
+    """
+
+    run: str
+    step: int
+    attempt: int
+    rank: int
+    world: int
+    data_key: str
+    data_nbytes: int
+    data_crc64: int
+    skeleton: Node
+    skeleton_crc64: int
+    local_skeleton: Node
+    extents: tuple[Extent, ...]
+
+    def pack(self) -> bytes:
+        """Return the stored form; the same index always gives the same bytes."""
+        return _seal(_INDEX, asdict(self))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Index":
+        """Read the stored form.
+
+        Raises:
+            ManifestInvalid: Not an index, or altered.
+        """
+        fields = _unseal(_INDEX, packed)
+        extents = tuple(Extent.from_json(extent) for extent in fields.pop("extents"))
+        return cls(**fields, extents=extents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Where a rank's part of a committed checkpoint is."""
+
+    rank: int
+    index_key: str
+    index_crc64: int
+    data_key: str
+    data_nbytes: int
+    data_crc64: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A committed checkpoint.
+
+    Attributes:
+        run: Name of the run.
+        step: Finished steps.
+        attempt: Attempt that staged it.
+        world: Ranks in that attempt.
+        write_id: Names the writer, so that a lost answer to its put can be settled.
+        nbytes: Bytes of all objects that it names.
+        shards: One per rank, in order.
+        skeleton: Of the replicated state.
+        tensors: Of the replicated state: owner, and offset in the owner's object.
+    """
+
+    run: str
+    step: int
+    attempt: int
+    world: int
+    write_id: str
+    nbytes: int
+    shards: tuple[Shard, ...]
+    skeleton: Node
+    tensors: tuple[Extent, ...]
+
+    def pack(self) -> bytes:
+        """Return the stored form."""
+        return _seal(_MANIFEST, asdict(self))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Manifest":
+        """Read the stored form.
+
+        Raises:
+            ManifestInvalid: Not a manifest, or altered.
+        """
+        fields = _unseal(_MANIFEST, packed)
+        shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
+        tensors = tuple(Extent.from_json(extent) for extent in fields.pop("tensors"))
+        return cls(**fields, shards=shards, tensors=tensors)
+
+
+def read_manifest(store: ObjectStore, key: str) -> Manifest:
+    """Fetch and verify a manifest.
+
+    Raises:
+        ManifestInvalid: Altered or torn.
+        StoreError: Not readable.
+    """
+    try:
+        return Manifest.unpack(store.get(key))
+    except ManifestInvalid as error:
+        raise ManifestInvalid(f"{key}: {error}") from error
+
+
+def read_index(store: ObjectStore, key: str, crc: int) -> Index:
+    """Fetch and verify an index against the CRC that its writer reported.
+
+    Raises:
+        ManifestInvalid: Altered, or another one than reported.
+        StoreError: Not readable.
+    """
+    packed = store.get(key)
+    if crc64(packed) != crc:
+        raise ManifestInvalid(f"{key}: CRC differs from what its writer reported")
+    try:
+        return Index.unpack(packed)
+    except ManifestInvalid as error:
+        raise ManifestInvalid(f"{key}: {error}") from error
+
+
+def skeleton_crc64(skeleton: Node) -> int:
+    """Return the CRC by which ranks compare the Python values of a replicated state."""
+    return crc64(_canonical(skeleton))
+
+
+def _canonical(fields: object) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
+    body = {"format": form, **fields}
+    return _canonical({"crc64": crc64(_canonical(body)), "body": body})
+
+
+def _unseal(form: str, packed: bytes) -> dict[str, Any]:
+    try:
+        sealed = json.loads(packed)
+        body, crc = sealed["body"], sealed["crc64"]
+        found = body.pop("format")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ManifestInvalid(f"not a document of format {form}") from error
+    if found != form:
+        raise ManifestInvalid(f"format {found!r}, this version reads {form}")
+    if crc64(_canonical({"format": found, **body})) != crc:
+        raise ManifestInvalid("fails its own CRC")
+    return dict(body)

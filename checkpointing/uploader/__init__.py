@@ -1,0 +1,1 @@
+"""One process per node that takes staged snapshots to the store."""

@@ -1,0 +1,111 @@
+"""`python -m checkpointing.uploader --dir NODE_DIR --store JSON --run NAME`.
+
+One JSON object per line on standard output tells what was uploaded. Ends with 0 on SIGTERM or when
+its parent is gone, after the uploads in flight had their time; with 1 when another uploader holds
+the folder, with 2 on wrong arguments.
+"""
+
+import argparse
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from checkpointing.errors import StoreError
+from checkpointing.store.base import ObjectStore, StoreConfig, open_store
+from checkpointing.uploader.watch import Watcher
+
+_POLL_S: Final = 0.03
+_DRAIN_S: Final = 10.0
+_LOCK_S: Final = 15.0
+
+
+def main() -> int:
+    """Run until told to stop."""
+    options = _options()
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="uploader: %(message)s")
+    parent = os.getppid()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
+    try:
+        store = open_store(StoreConfig.from_json(options.store))
+    except (ValueError, StoreError) as error:
+        return _fail(2, f"--store: {error}")
+    if not options.dir.is_dir():
+        return _fail(2, f"--dir: {options.dir} is no folder")
+    lock = _lock(options.dir / "uploader.lock", stop)
+    if lock is None:
+        return 0 if stop.is_set() else _fail(1, f"another uploader works on {options.dir}")
+    watcher = _watch(options.dir, store, options.run, stop, parent)
+    deadline = time.monotonic() + _DRAIN_S
+    while watcher.busy and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return 0
+
+
+def _watch(
+    folder: Path, store: ObjectStore, run: str, stop: threading.Event, parent: int
+) -> Watcher:
+    watcher = Watcher(folder, store, run, _emit)
+    while not stop.is_set() and watcher.heard and os.getppid() == parent:
+        watcher.poll()
+        stop.wait(_POLL_S)
+    return watcher
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="checkpointing.uploader", description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="folder with the files arena-*")
+    parser.add_argument("--store", required=True, help="StoreConfig as JSON")
+    parser.add_argument("--run", required=True, help="name of the run")
+    return parser.parse_args()
+
+
+def _lock(path: Path, stop: threading.Event) -> int | None:
+    """Take the folder; a predecessor that drains has a while to leave."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _LOCK_S
+    while not stop.is_set():
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                break
+            stop.wait(_POLL_S)
+        else:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+_emit_lock: Final = threading.Lock()
+
+
+def _emit(event: Mapping[str, Any]) -> bool:
+    line = json.dumps(event).encode() + b"\n"
+    with _emit_lock:
+        try:
+            while line:
+                line = line[os.write(1, line) :]
+        except OSError:
+            return False  # the agent is gone
+    return True
+
+
+def _fail(code: int, message: str) -> int:
+    sys.stderr.write(f"uploader: {message}\n")
+    return code
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # threads that are still uploading would keep the interpreter alive

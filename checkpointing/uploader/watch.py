@@ -1,0 +1,145 @@
+"""Watches the arenas of a node and sends what is complete, once, and reports it."""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from checkpointing.errors import ArenaInvalid, CheckpointingError, ObjectConflict, StageError
+from checkpointing.stage.arena import MappedArena, StagedSlot, UploadState, peek
+from checkpointing.store.base import ObjectStore
+from checkpointing.uploader.send import send
+
+_ARENAS_AT_ONCE: Final = 4
+_FIRST_WAIT_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 60.0
+_log = logging.getLogger(__name__)
+
+Emit = Callable[[Mapping[str, Any]], bool]
+"""Reports an event; False when nobody listens any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """A slot that could not be sent, and when to try again."""
+
+    staged: StagedSlot
+    tries: int
+    again_at: float
+
+
+class Watcher:
+    """One poll after the other; the uploads themselves run in threads.
+
+    Args:
+        folder: Holds the files `arena-*`.
+        store: Where to send.
+        run: Name of the run.
+        emit: Takes the events.
+    """
+
+    def __init__(self, folder: Path, store: ObjectStore, run: str, emit: Emit) -> None:
+        self._folder = folder
+        self._store = store
+        self._run = run
+        self._emit = emit
+        self._pool = ThreadPoolExecutor(_ARENAS_AT_ONCE, thread_name_prefix="upload")
+        self._running: dict[Path, Future[None]] = {}
+        self._failures: dict[Path, _Failure] = {}
+        self.heard = True
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether an upload is in flight."""
+        return any(not future.done() for future in self._running.values())
+
+    def poll(self) -> None:
+        """Start what is to be sent: one slot per arena at a time, the oldest first."""
+        for path in sorted(self._folder.glob("arena-*")):
+            future = self._running.get(path)
+            if future is not None and not future.done():
+                continue
+            if future is not None:
+                del self._running[path]
+                future.result()
+            staged = self._next(path)
+            if staged is not None:
+                self._running[path] = self._pool.submit(self._send, path, staged)
+
+    def _next(self, path: Path) -> StagedSlot | None:
+        slots = peek(path)
+        failure = self._failures.get(path)
+        if failure is not None and (not slots or slots[0].sequence != failure.staged.sequence):
+            del self._failures[path]
+            self._report_failure(failure.staged, "a later save took its place", final=True)
+            failure = None
+        for staged in reversed(slots):
+            # "uploading" and not by us: an uploader was killed.
+            if staged.upload_state in (UploadState.NONE, UploadState.UPLOADING):
+                return staged
+        if failure is not None and time.monotonic() >= failure.again_at:
+            return failure.staged
+        return None
+
+    def _send(self, path: Path, staged: StagedSlot) -> None:
+        try:
+            arena = MappedArena(path)
+        except (FileNotFoundError, ArenaInvalid):
+            return  # replaced; the next poll sees what is there
+        header = arena.headers[staged.index]
+        try:
+            if header.record.sequence != staged.sequence:
+                return
+            header.mark(staged.sequence, UploadState.UPLOADING)
+            begun = time.monotonic()
+            sent = send(self._store, self._run, arena, staged)
+            told = self._report(
+                staged,
+                event="uploaded",
+                index_key=sent.index_key,
+                index_crc64=sent.index_crc64,
+                nbytes=sent.nbytes,
+                upload_s=time.monotonic() - begun,
+                staged_at=staged.staged_at,
+            )
+            # Untold means unfinished: the next uploader finds the objects there and tells.
+            if told:
+                header.mark(staged.sequence, UploadState.UPLOADED)
+            self._failures.pop(path, None)
+        except CheckpointingError as error:
+            self._failed(path, staged, error)
+            header.mark(staged.sequence, UploadState.FAILED)
+        finally:
+            arena.close()
+
+    def _failed(self, path: Path, staged: StagedSlot, error: CheckpointingError) -> None:
+        final = isinstance(error, ObjectConflict | StageError)
+        before = self._failures.pop(path, None)
+        tries = before.tries + 1 if before and before.staged.sequence == staged.sequence else 1
+        if not final:
+            longest = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
+            wait = longest * (0.5 + secrets.randbelow(1000) / 2000)
+            again_at = time.monotonic() + wait
+            self._failures[path] = _Failure(staged=staged, tries=tries, again_at=again_at)
+        self._report_failure(staged, str(error), final=final)
+
+    def _report_failure(self, staged: StagedSlot, error: str, *, final: bool) -> None:
+        line = " ".join(error.split())
+        _log.warning("rank %d step %d not uploaded: %s", staged.rank, staged.step, line)
+        self._report(staged, event="upload_failed", error=line, final=final)
+
+    def _report(self, staged: StagedSlot, *, event: str, **fields: object) -> bool:
+        ids = {
+            "event": event,
+            "rank": staged.rank,
+            "attempt": staged.attempt,
+            "step": staged.step,
+            "world": staged.world,
+        }
+        heard = self._emit({**ids, **fields})
+        self.heard = self.heard and heard
+        return heard
