@@ -1,7 +1,8 @@
 """Where the wall time of a run went; every second is counted once, so the parts sum to it.
 
 Only new steps are productive. A step that is run again after a restart was lost, and so is the
-step that was in flight when the fault came. Time without a supervisor is no part of the sum: the
+step that was in flight when the fault came. A script without heartbeats runs, and nobody can say
+what it does: that time is unmeasured, neither productive nor lost. Time without a supervisor is no part of the sum: the
 ranks train on while it is away.
 """
 
@@ -30,6 +31,7 @@ class Use(StrEnum):
     INIT = "init"
     QUEUE = "queue"
     FINISH = "finish"
+    UNMEASURED = "unmeasured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +129,14 @@ def _marks(state: State, history: History) -> list[Mark]:
     """List the moments at which the use of time changes."""
     marks: list[Mark] = [(state.requested_at, Use.QUEUE, None)]
     kept = _kept_steps(history.attempts)
+    beats = any(a.restoring_at or a.stepping_at for a in history.attempts.values())
+    first = min(history.attempts, default=0)
     for number in sorted(history.attempts):
         attempt = history.attempts[number]
-        marks += _attempt_marks(attempt, history.points.get(number, []), kept[number])
+        if not beats and attempt.started_at is not None:
+            marks += _silent_marks(attempt, number == first)
+            continue
+        marks += _attempt_marks(attempt, history.points.get(number, []), kept[number], number == first)
     if history.finish_at is not None:
         marks.append((history.finish_at, Use.FINISH, None))
     return marks
@@ -145,17 +152,31 @@ def _kept_steps(attempts: Mapping[int, Attempt]) -> dict[int, float]:
     return kept
 
 
-def _attempt_marks(attempt: Attempt, points: list[Point], kept: float) -> list[Mark]:
-    trouble = attempt.first_trouble
-    ends = attempt.trouble_since if trouble else attempt.stop_ordered_at or attempt.over_at
-    healthy = [
+def _silent_marks(attempt: Attempt, is_first: bool) -> list[Mark]:
+    """List the marks of an attempt of which only start and end are known."""
+    uses: list[tuple[float | None, Use]] = [(attempt.started_at, Use.UNMEASURED)]
+    return _with_end(attempt, uses, is_first)
+
+
+def _attempt_marks(
+    attempt: Attempt, points: list[Point], kept: float, is_first: bool
+) -> list[Mark]:
+    uses = [
         (attempt.restoring_at, Use.RESTORE),
         (attempt.stepping_at, Use.FIRST_STEP),
         (attempt.first_step_at, Use.STEP),
         (_lost_since(attempt, points, kept), Use.LOST),
     ]
-    first = Use.INIT if attempt.number == 1 else Use.START
-    uses = [(attempt.ordered_at, first)]
+    return _with_end(attempt, uses, is_first)
+
+
+def _with_end(
+    attempt: Attempt, healthy: list[tuple[float | None, Use]], is_first: bool
+) -> list[Mark]:
+    """Put the order to start before the healthy part, and its end behind it."""
+    trouble = attempt.first_trouble
+    ends = attempt.trouble_since if trouble else attempt.stop_ordered_at or attempt.over_at
+    uses = [(attempt.ordered_at, Use.INIT if is_first else Use.START)]
     uses += [(at, use) for at, use in healthy if at is not None and (ends is None or at < ends)]
     if trouble is not None:
         uses += [(attempt.trouble_since, Use.DETECT), (trouble.at, Use.STOP)]

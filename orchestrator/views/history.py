@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Decision, Finish, SetInterval
+from orchestrator.core.actions import Commit, Decision, Finish, SetInterval
 from orchestrator.core.events import Record
 from orchestrator.core.fold import fold
 from orchestrator.core.state import Attempt, State
@@ -40,6 +40,13 @@ class Committed:
     step: int
     attempt: int
     nbytes: int
+
+
+def is_quiet(event: ev.Event) -> bool:
+    """Whether the event is routine: left out where only what matters is shown."""
+    if isinstance(event, ev.DecisionMade):
+        return isinstance(event.decision.action, Commit)
+    return isinstance(event, QUIET)
 
 
 class History:
@@ -82,7 +89,7 @@ class History:
         event = record.event
         if state.attempt is not None:
             self.attempts[state.attempt.number] = state.attempt
-        if not isinstance(event, QUIET):
+        if not is_quiet(event):
             self.notable.append(record)
         match event:
             case ev.Progress():
