@@ -14,6 +14,7 @@ from orchestrator.core.actions import Restore
 from orchestrator.core.codec import CodecError, decode, encode
 from orchestrator.core.events import (
     RankExited,
+    RanksGone,
     RanksStarted,
     ShardUploaded,
     SignatureSeen,
@@ -23,7 +24,9 @@ from orchestrator.core.events import (
 )
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-FactEvent = RanksStarted | RankExited | SignatureSeen | Staged | ShardUploaded | UploadFailed
+FactEvent = (
+    RanksStarted | RanksGone | RankExited | SignatureSeen | Staged | ShardUploaded | UploadFailed
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,11 @@ class Connection:
         """Send a report if connected; reports are not kept."""
         self._spawn(self._send(report))
 
+    async def introduce_again(self) -> None:
+        """Close the connection; the next one begins with a fresh hello."""
+        if self._socket is not None:
+            await self._socket.close()
+
     async def run(self) -> None:
         """Stay connected until cancelled."""
         self._spawn(self._pump())
@@ -121,9 +126,9 @@ class Connection:
         match message:
             case Welcome():
                 self._drop(message.acked)
-                await self._welcomed(message)
                 self._socket, self._sent = socket, message.acked
                 self._wake.set()
+                self._spawn(self._welcomed(message))
             case Ack(n=n):
                 self._drop(n)
             case Order():

@@ -23,7 +23,7 @@ from orchestrator.agent.exporter import AgentExporter
 from orchestrator.agent.ranks import Ranks
 from orchestrator.agent.uploads import Uploads
 from orchestrator.config import RunConfig
-from orchestrator.core.events import Staged, StagedShard
+from orchestrator.core.events import RanksGone, Staged, StagedShard
 from orchestrator.wire import (
     Control,
     Hello,
@@ -53,11 +53,12 @@ class Agent:
         self._address = address
         self._incarnation = uuid.uuid4().hex[:12]
         self._epoch = 0
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, asyncio.Future[Outcome]] = {}
         self._port: tuple[int, socket.socket] | None = None
         self._staged: tuple[StagedShard, ...] = ()
         self._done = asyncio.Event()
-        self._stopping: asyncio.Task[None] | None = None
+        self._over = 0  # attempts up to this one were stopped here and are never started again
+        self._stops: set[asyncio.Future[None]] = set()
         self._connection = Connection(config.run_dir, self._hello, self._welcomed, self._ordered)
         spec = job_spec(config, node)
         self._ranks = Ranks(
@@ -110,20 +111,20 @@ class Agent:
         if self._ranks.running and self._ranks.attempt != welcome.attempt:
             log.warning("attempt %d is over; ending its ranks", self._ranks.attempt)
             await self._ranks.stop_all(grace_s=0.0)
+            await self._connection.introduce_again()
 
     async def _ordered(self, order: Order) -> Outcome:
         if order.epoch < self._epoch:
             text = f"epoch {order.epoch} is over, {self._epoch} is in force"
             return Outcome(key=order.key, ok=False, detail=text)
         self._epoch = order.epoch
-        known = self._outcomes.get(order.key)
-        if known is not None:
-            return known
-        outcome = await self._carry_out(order)
-        self._outcomes[order.key] = outcome
-        while len(self._outcomes) > KEPT_OUTCOMES:
-            del self._outcomes[next(iter(self._outcomes))]
-        return outcome
+        outcome = self._outcomes.get(order.key)
+        if outcome is None:
+            outcome = asyncio.ensure_future(self._carry_out(order))
+            self._outcomes[order.key] = outcome
+            while len(self._outcomes) > KEPT_OUTCOMES:
+                del self._outcomes[next(iter(self._outcomes))]
+        return await asyncio.shield(outcome)
 
     async def _carry_out(self, order: Order) -> Outcome:
         match order.body:
@@ -131,20 +132,30 @@ class Agent:
                 return Outcome(key=order.key, ok=True, detail=str(self._reserve_port(attempt)))
             case StartNode() as start:
                 return await self._start(order.key, start)
-            case StopNode() as stop if stop.attempt == self._ranks.attempt:
-                self._stopping = asyncio.ensure_future(self._ranks.stop(stop))
+            case StopNode() as stop:
+                self._over = max(self._over, stop.attempt)
+                task = asyncio.ensure_future(self._stop(stop))
+                self._stops.add(task)
+                task.add_done_callback(self._stops.discard)
             case Control() as control if control.attempt == self._ranks.attempt:
                 self._ranks.control(control)
-            case StopNode() | Control():
-                text = f"no ranks of attempt {order.body.attempt} here"
+            case Control(attempt=attempt):
+                text = f"no ranks of attempt {attempt} here"
                 return Outcome(key=order.key, ok=False, detail=text)
             case Shutdown():
                 asyncio.get_running_loop().call_later(TICK_S, self.shut_down)
         return Outcome(key=order.key, ok=True)
 
+    async def _stop(self, stop: StopNode) -> None:
+        """Stop an attempt's ranks, and say so even when none of them was ever started."""
+        if stop.attempt == self._ranks.attempt:
+            await self._ranks.stop(stop)
+        self._connection.fact(RanksGone(attempt=stop.attempt, node=self._node))
+
     async def _start(self, key: str, start: StartNode) -> Outcome:
-        if start.attempt <= self._ranks.attempt:
-            text = f"attempt {start.attempt} is not newer than {self._ranks.attempt}"
+        newest = max(self._ranks.attempt, self._over)
+        if start.attempt <= newest:
+            text = f"attempt {start.attempt} is not newer than {newest}"
             return Outcome(key=key, ok=False, detail=text)
         try:
             await self._ranks.start(start)

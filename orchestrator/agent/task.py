@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -40,8 +41,7 @@ def run_agent(run_dir: str) -> None:
         node_dir = memory_dir(config, node)
         node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         asyncio.run(_serve(config, node, node_dir))
-        with contextlib.suppress(OSError):  # the last agent of a machine takes the folder along
-            node_dir.parent.rmdir()
+        _sweep(own.parent, node_dir.parent)
         (own / "agent.json").unlink(missing_ok=True)
 
 
@@ -49,6 +49,16 @@ def memory_dir(config: RunConfig, node: str) -> Path:
     """Return the node's folder for slots and arenas; two runs never share one."""
     run = hashlib.sha256(str(config.run_dir.resolve()).encode()).hexdigest()[:10]
     return config.nodes.memory_dir / f"everstep-{os.getuid()}-{run}" / node
+
+
+def _sweep(nodes: Path, memory: Path) -> None:
+    """Free what agents of this run left in this machine's memory when they were killed."""
+    for left in memory.glob("*"):
+        with contextlib.suppress(OSError), (nodes / left.name / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the last one takes the folder along
+        memory.rmdir()
 
 
 async def _serve(config: RunConfig, node: str, node_dir: Path) -> None:

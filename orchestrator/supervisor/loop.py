@@ -269,6 +269,7 @@ class Supervisor:
                 incarnation=hello.incarnation,
                 address=hello.address,
                 metrics_url=hello.metrics_url,
+                attempt=hello.attempt,
                 staged=hello.staged,
             )
         )
