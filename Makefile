@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Both create .venv on first use; PYTHON=python3.12 chooses the interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test check bench install clean
+.DEFAULT_GOAL := help
+
+help: ## show this
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(INSTALLED) ## train a real MoE, break it three times, prove that nothing was lost
+	$(BIN)/python -m deploy.demo $(DEMO)
+
+test: $(INSTALLED) ## run every test that this machine can run
+	@sh deploy/bootstrap.sh packages
+	$(BIN)/python -m pytest $(TESTS)
+
+check: $(INSTALLED) ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED) ## measure stall, upload and training speed against named peers
+	$(BIN)/python -m tests.bench.checkpoint
+	$(BIN)/python -m tests.bench.train
+
+install: $(INSTALLED) ## create .venv only
+
+$(INSTALLED): pyproject.toml deploy/bootstrap.sh
+	@sh deploy/bootstrap.sh venv "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+clean: ## remove everything that was made here
+	rm -rf $(VENV) build dist *.egg-info demo-out runs .mypy_cache .ruff_cache .pytest_cache \
+		.hypothesis .import_linter_cache
