@@ -81,8 +81,8 @@ def describe_action(action: act.Action) -> str:
         case act.Launch(nodes=nodes):
             return f"ask for an allocation of {units.count(nodes, 'node')}"
         case act.StartRanks():
-            nodes = ", ".join(action.nodes)
-            text = f"start attempt {action.attempt} on {nodes} {origin(action.restore)}"
+            where = ", ".join(action.nodes)
+            text = f"start attempt {action.attempt} on {where} {origin(action.restore)}"
             return text + (f", excluding {', '.join(action.exclude)}" if action.exclude else "")
         case act.StopRanks(planned=planned):
             how = "save and leave" if planned else "stop"
@@ -127,7 +127,9 @@ def _overdue(e: ev.RankOverdue) -> str:
 
 
 def _signature(e: ev.SignatureSeen) -> str:
-    points = f"points at {e.culprit}" if e.culprit else "culprit unknown"
+    blamed = [e.culprit_node, f"rank {e.culprit_rank}" if e.culprit_rank is not None else ""]
+    named = " ".join(part for part in blamed if part)
+    points = f"points at {named}" if named else "culprit unknown"
     side = "a consequence" if e.secondary else e.fault.replace("_", " ")
     return f"rank {e.rank} on {e.node} wrote {e.signature} ({side}, {points}): {e.text}"
 
@@ -183,17 +185,25 @@ def _uploaded(e: ev.ShardUploaded) -> str:
 
 WORDS: dict[type, Callable[[Any], str]] = {
     ev.RunRequested: _requested,
-    ev.PolicySet: lambda e: "limits set: restarts allowed "
-    + (", ".join(f"{name} {n}" for name, n in sorted(e.policy.budget.items())) or "without bound"),
+    ev.PolicySet: lambda e: (
+        "limits set: restarts allowed "
+        + (
+            ", ".join(f"{name} {n}" for name, n in sorted(e.policy.budget.items()))
+            or "without bound"
+        )
+    ),
     ev.LeaseTaken: lambda e: f"supervisor {e.holder} took over as number {e.epoch}",
     ev.OperatorSaid: lambda e: f"the operator asked for: {e.what}",
-    ev.CatalogueRead: lambda e: f"the store holds {units.count(len(e.commits), 'checkpoint')}"
-    + (f", the newest of step {e.commits[0][0]:,}" if e.commits else ""),
+    ev.CatalogueRead: lambda e: (
+        f"the store holds {units.count(len(e.commits), 'checkpoint')}"
+        + (f", the newest of step {e.commits[0][0]:,}" if e.commits else "")
+    ),
     ev.CatalogueUnknown: lambda e: f"the store gave no list of checkpoints: {e.why}",
     ev.AgentJoined: _joined,
     ev.AgentLost: lambda e: f"{e.node} is gone: {e.why}",
     ev.JobObserved: _job,
     ev.RanksStarted: lambda e: f"{e.node} started {units.ranks(e.ranks)} of attempt {e.attempt}",
+    ev.RanksGone: lambda e: f"{e.node} has no rank of attempt {e.attempt} left",
     ev.RankExited: _exited,
     ev.RankOverdue: _overdue,
     ev.SignatureSeen: _signature,
@@ -202,7 +212,9 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.Staged: _staged,
     ev.ShardUploaded: _uploaded,
     ev.UploadFailed: lambda e: f"rank {e.rank} could not store step {e.step:,}: {e.error}",
-    ev.CheckpointCommitted: lambda e: f"checkpoint {e.step:,} is committed ({units.size(e.nbytes)})",
+    ev.CheckpointCommitted: lambda e: (
+        f"checkpoint {e.step:,} is committed ({units.size(e.nbytes)})"
+    ),
     ev.CommitRefused: lambda e: f"checkpoint {e.step:,} was refused: {e.why}",
     ev.FaultJudged: _judged,
     ev.DecisionMade: _decided,

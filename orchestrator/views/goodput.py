@@ -2,8 +2,8 @@
 
 Only new steps are productive. A step that is run again after a restart was lost, and so is the
 step that was in flight when the fault came. A script without heartbeats runs, and nobody can say
-what it does: that time is unmeasured, neither productive nor lost. Time without a supervisor is no part of the sum: the
-ranks train on while it is away.
+what it does: that time is unmeasured, neither productive nor lost. Time without a supervisor is
+no part of the sum: the ranks train on while it is away.
 """
 
 import math
@@ -136,7 +136,9 @@ def _marks(state: State, history: History) -> list[Mark]:
         if not beats and attempt.started_at is not None:
             marks += _silent_marks(attempt, number == first)
             continue
-        marks += _attempt_marks(attempt, history.points.get(number, []), kept[number], number == first)
+        marks += _attempt_marks(
+            attempt, history.points.get(number, []), kept[number], number == first
+        )
     if history.finish_at is not None:
         marks.append((history.finish_at, Use.FINISH, None))
     return marks

@@ -18,7 +18,7 @@ from orchestrator.core.state import Attempt, State
 
 KEPT_POINTS = 2048
 KEPT_RECORDS = 200
-QUIET = (ev.Progress, ev.Staged, ev.ShardUploaded, ev.ActionDone, ev.PolicySet)
+QUIET = (ev.Progress, ev.Staged, ev.ShardUploaded, ev.ActionDone, ev.PolicySet, ev.RanksGone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +159,7 @@ class History:
 
     def _commit(self, record: Record, event: ev.CheckpointCommitted) -> None:
         self.commits.append(
-            Committed(
-                at=record.at, step=event.step, attempt=event.attempt, nbytes=event.nbytes
-            )
+            Committed(at=record.at, step=event.step, attempt=event.attempt, nbytes=event.nbytes)
         )
 
     def _node(self, record: Record, event: ev.AgentJoined | ev.AgentLost, state: State) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TEXT, SOFT, GRID, TRACK = "#18212c", "#5c6b7c", "#e1e6ec", "#e6ebf0"
-STYLE = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.edgecolor": GRID,
@@ -69,7 +69,9 @@ def render_png(report: Report, path: Path) -> None:
 def _title(figure: Any, report: Report, height_in: float) -> None:
     rows = report.status["incidents"]
     lost = sum(row["steps_lost"] or 0 for row in rows)
-    figure.text(0.02, 1 - 0.35 / height_in, report.name, fontsize=16, fontweight="bold", va="center")
+    figure.text(
+        0.02, 1 - 0.35 / height_in, report.name, fontsize=16, fontweight="bold", va="center"
+    )
     words = (
         f"{report.status['outcome'] or report.status['phase']}   |   "
         f"goodput {percent(report.goodput.ratio)} of {seconds(report.goodput.wall_s)}   |   "

@@ -47,7 +47,11 @@ def status(
         "outcome": state.outcome.value if state.outcome else None,
         "outcome_reason": state.outcome_reason or None,
         "waiting_for": state.waiting_for or None,
-        "supervisor": {"holder": history.holder or None, "epoch": state.epoch, **(supervisor or {})},
+        "supervisor": {
+            "holder": history.holder or None,
+            "epoch": state.epoch,
+            **(supervisor or {}),
+        },
         "job": {"id": state.job or None, "state": state.job_state or None, "why": state.job_why},
         "attempt": _attempt(state.attempt),
         "progress": _progress(state, history, now),
@@ -183,4 +187,4 @@ def _curve(history: History) -> list[list[float]]:
                 best[point.step] = point.loss
     points = [[step, best[step]] for step in sorted(best)]
     every = max(1, math.ceil(len(points) / CURVE_POINTS))
-    return points[:: -every][::-1]
+    return points[::-every][::-1]

@@ -56,7 +56,7 @@ class _Chart:
         steps, losses = [p[0] for p in points], [p[1] for p in points]
         pad = (max(losses) - min(losses)) * 0.06 or 0.5
         self.low, self.high = min(losses) - pad, max(losses) + pad
-        self.first, self.last = min(steps), max(max(steps), min(steps) + 1)
+        self.first, self.last = min(steps), max(*steps, min(steps) + 1)
         self.left, self.right, self.top, self.bottom = 52, WIDTH - 14, 22, height - 42
 
     def x(self, step: float) -> float:
@@ -73,8 +73,10 @@ class _Chart:
             y = self.y(value)
             parts.append(_line(self.left, y, self.right, y))
             parts.append(_text(self.left - 9, y + 4, f"{value:g}", "end"))
-        for value in number_ticks(self.first, self.last, 10):
-            parts.append(_text(self.x(value), self.bottom + 18, f"{value:,.0f}", "middle"))
+        parts += [
+            _text(self.x(value), self.bottom + 18, f"{value:,.0f}", "middle")
+            for value in number_ticks(self.first, self.last, 10)
+        ]
         middle = (self.left + self.right) / 2
         parts.append(_text(middle, self.bottom + 37, across, "middle", "axis"))
         turned = f'transform="rotate(-90 12 {(self.top + self.bottom) / 2:.0f})"'

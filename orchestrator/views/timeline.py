@@ -95,8 +95,8 @@ def _leading_zeros(value: float) -> int:
 
 def _lanes(history: History, goodput: Goodput, end: float) -> tuple[Lane, ...]:
     if len(history.presence) > MOST_LANES:
-        spans = tuple(s for s in goodput.spans if s.attempt is not None)
-        return (Lane(name="all nodes", there=((goodput.start, end),), spans=spans),)
+        whole = tuple(s for s in goodput.spans if s.attempt is not None)
+        return (Lane(name="all nodes", there=((goodput.start, end),), spans=whole),)
     lanes = []
     for name, stays in history.presence.items():
         there = tuple((since, end if until is None else until) for since, until in stays)

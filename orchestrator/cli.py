@@ -1,0 +1,342 @@
+"""The command line: parse, read or ask, render. Everything heavy is imported by its command."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from orchestrator.errors import ConfigError, EverstepError, NotFound
+from orchestrator.exit_codes import MEANING, ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from orchestrator.core.events import Record
+    from orchestrator.core.state import State
+    from orchestrator.views.history import History
+    from orchestrator.views.report import Reference
+
+FOLLOW_EVERY_S = 0.25
+PROBE_TIMEOUT_S = 1.0
+PIPE_CLOSED = 141
+
+EPILOG = "Exit codes: " + "; ".join(f"{int(c)} {meaning}" for c, meaning in MEANING.items()) + "."
+
+app = typer.Typer(
+    help="Keeps long training runs stepping: supervises, restarts, saves, and says why.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's name, its directory or its run.toml.")
+]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The run's file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@app.command()
+def run(
+    config: ConfigArgument,
+    plain: Annotated[bool, typer.Option("--plain", help="One line per event, for logs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="At the end, print the report as one JSON object.")
+    ] = False,
+) -> None:
+    """Supervise a run in the foreground until it is over, or take it up again."""
+    from orchestrator import app as application
+    from orchestrator.views.live import LiveView, PlainView
+
+    console = _console(stderr=as_json)
+    view: LiveView | PlainView
+    if plain or as_json or not console.is_terminal:
+        view = PlainView(lambda text: typer.echo(text, err=as_json))
+    else:
+        view = LiveView(console)
+    with view:
+        outcome = application.run(config, watcher=view.show)
+    run_dir = application.find_run(str(config))
+    _summary(run_dir, as_json)
+    codes = {"finished": ExitCode.OK, "failed": ExitCode.RUN_FAILED, "stopped": ExitCode.STOPPED}
+    raise typer.Exit(int(codes[outcome.value]))
+
+
+@app.command()
+def check(config: ConfigArgument, as_json: AsJson = False) -> None:
+    """Check a run's file, its script and its store; start nothing."""
+    from orchestrator import app as application
+    from orchestrator.views.tables import check_view
+    from orchestrator.views.units import count
+
+    checked = application.check(config)
+    run_, nodes = checked.config.run, checked.config.nodes
+    shape = f"{count(nodes.count, 'node')} x {count(nodes.ranks_per_node, 'rank')}"
+    body = {
+        "run": f"{run_.name}, in {checked.config.run_dir}",
+        "command": " ".join(checked.config.argv),
+        "nodes": f"{shape}, {nodes.spares} spare, launcher {nodes.launcher}",
+        "store": checked.store,
+        "timeouts": [
+            {"name": name, "seconds": seconds, "meaning": meaning}
+            for name, seconds, meaning in checked.timeouts
+        ],
+        "config": checked.config.model_dump(mode="json"),
+    }
+    _show(body, check_view, as_json)
+
+
+@app.command()
+def status(run_: RunArgument, as_json: AsJson = False) -> None:
+    """Show where a run stands."""
+    from orchestrator.views.status import status as make_status
+    from orchestrator.views.tables import status_view
+
+    run_dir = _find(run_)
+    state, history, _ = _load(run_dir)
+    body = make_status(state, history, max(time.time(), state.at), _supervisor(run_dir))
+    _show(body, status_view, as_json)
+
+
+@app.command()
+def why(
+    run_: RunArgument,
+    seq: Annotated[
+        int | None, typer.Option("--seq", help="Explain the decision with this record number.")
+    ] = None,
+    incident: Annotated[
+        int | None, typer.Option("--incident", help="Explain what was decided on this incident.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain the last decision (or a given one), and why nothing else happens."""
+    from orchestrator.views import why as explaining
+    from orchestrator.views.tables import why_view
+
+    state, _, records = _load(_find(run_))
+    record = explaining.find(state, records, seq=seq, incident=incident)
+    if record is None and (seq is not None or incident is not None):
+        wanted = f"--seq {seq}" if seq is not None else f"--incident {incident}"
+        raise ConfigError(f"{wanted}: no such decision; see `everstep events {run_}`")
+    body = explaining.explain(state, records, record) if record else explaining.idle(state)
+    _show(body, why_view, as_json)
+
+
+@app.command()
+def events(
+    run_: RunArgument,
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", help="Only this kind of event; repeatable.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Show the journal in words."""
+    from orchestrator.supervisor.journal import read_records
+    from orchestrator.views import events as words
+
+    wanted = kind or []
+    unknown = sorted(set(wanted) - set(words.kinds()))
+    if unknown:
+        raise ConfigError(f"--kind {unknown[0]}: unknown; one of {', '.join(words.kinds())}")
+    path = _find(run_) / "journal.jsonl"
+    shown = 0
+    while True:
+        # A journal is small enough to be read again; that keeps one reader and its rules.
+        records = read_records(path)
+        for record in words.select(records, wanted):
+            if record.seq > shown:
+                text = json.dumps(words.row(record)) if as_json else words.line(record)
+                typer.echo(text)
+        shown = records[-1].seq if records else shown
+        if not follow or _is_over(records):
+            return
+        time.sleep(FOLLOW_EVERY_S)
+
+
+@app.command()
+def replay(run_: RunArgument, as_json: AsJson = False) -> None:
+    """Derive every decision of the journal again; exit code 7 shows a difference."""
+    from orchestrator.views import replay as replaying
+    from orchestrator.views.tables import replay_view
+
+    _, _, records = _load(_find(run_))
+    result = replaying.replay(records)
+    _show(replaying.as_json(result), replay_view, as_json)
+    if result.differences:
+        raise typer.Exit(int(ExitCode.DIFFERENT))
+
+
+@app.command()
+def report(
+    run_: RunArgument,
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="RUN", help="Draw this run's loss as well.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder; default: the run's own.")
+    ] = None,
+    png: Annotated[bool, typer.Option("--png/--no-png", help="Also draw report.png.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html and report.png, and print the report."""
+    from orchestrator.views import report as reporting
+    from orchestrator.views.losses import read_losses
+    from orchestrator.views.report_html import render_html
+    from orchestrator.views.tables import report_view
+
+    run_dir = _find(run_)
+    _, _, records = _load(run_dir)
+    losses = read_losses(run_dir / "output" / "metrics.jsonl")
+    made = reporting.build(records, losses, _reference(compare) if compare else None)
+    folder = output or run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "report.html"]
+    written[0].write_text(render_html(made), encoding="utf-8")
+    if png:
+        from orchestrator.views.report_png import render_png
+
+        written.append(folder / "report.png")
+        render_png(made, written[-1])
+    _show({**reporting.as_json(made), "files": [str(p) for p in written]}, report_view, as_json)
+    if not as_json:
+        typer.echo("\nwritten: " + ", ".join(str(path) for path in written))
+
+
+@app.command()
+def stop(run_: RunArgument) -> None:
+    """Let the ranks save and leave, then end the run; it can go on later."""
+    _ask(run_, "stop", "the ranks save and leave at their next step")
+
+
+@app.command()
+def snapshot(run_: RunArgument) -> None:
+    """Save a checkpoint now, outside the interval."""
+    _ask(run_, "snapshot", "all ranks save once at one of the next steps")
+
+
+def main() -> None:
+    """Run the command line; every known failure is one line and a documented exit code."""
+    try:
+        app()
+    except EverstepError as error:
+        typer.echo(f"everstep: {error}", err=True)
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(PIPE_CLOSED)
+    except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may look raw
+        place = _keep_traceback()
+        text = f"everstep: internal error: {type(error).__name__}: {error}".splitlines()[0]
+        typer.echo(f"{text}; the traceback is in {place}", err=True)
+        sys.exit(int(ExitCode.INTERNAL))
+
+
+def _keep_traceback() -> str:
+    handle, path = tempfile.mkstemp(prefix="everstep-", suffix=".traceback")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(traceback.format_exc())
+    return path
+
+
+def _find(name: str) -> Path:
+    from orchestrator.app import find_run
+
+    return find_run(name)
+
+
+def _load(run_dir: Path) -> "tuple[State, History, tuple[Record, ...]]":
+    from orchestrator.supervisor.journal import read_records
+    from orchestrator.views.history import History
+
+    records = read_records(run_dir / "journal.jsonl")
+    if not records:
+        raise NotFound(f"{run_dir}: the journal is empty; nothing has happened yet")
+    return *History.of(records), records
+
+
+def _is_over(records: "Sequence[Record]") -> bool:
+    from orchestrator.supervisor.journal import state_of
+
+    return state_of(records).over
+
+
+def _reference(name: str) -> "Reference":
+    from orchestrator.views.losses import kept_curve, read_losses
+    from orchestrator.views.report import Reference
+
+    path = _find(name) / "output" / "metrics.jsonl"
+    curve = kept_curve(read_losses(path))
+    if not curve:
+        raise NotFound(f"--compare {name}: no losses in {path}")
+    return Reference(name=path.parent.parent.name, curve=curve)
+
+
+def _supervisor(run_dir: Path) -> dict[str, Any]:
+    """Find out where the supervisor is, and whether it answers."""
+    import urllib.request
+
+    try:
+        where = json.loads((run_dir / "supervisor.json").read_text(encoding="utf-8"))
+        url = str(where["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"url": None, "pid": None, "alive": False}
+    found = {"url": url, "pid": where.get("pid"), "alive": False}
+    if not url.startswith(("http://", "https://")):
+        return found
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=PROBE_TIMEOUT_S):  # noqa: S310
+            found["alive"] = True
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def _ask(name: str, what: Literal["stop", "snapshot"], then: str) -> None:
+    from orchestrator.app import ask
+
+    run_dir = _find(name)
+    ask(run_dir, what)
+    typer.echo(f"asked {run_dir.name} to {what}: {then}; see `everstep status {name}`")
+
+
+def _summary(run_dir: Path, as_json: bool) -> None:
+    """Print what a run came to."""
+    from orchestrator.views import report as reporting
+    from orchestrator.views.losses import read_losses
+    from orchestrator.views.tables import report_view
+
+    _, _, records = _load(run_dir)
+    made = reporting.build(records, read_losses(run_dir / "output" / "metrics.jsonl"))
+    _show(reporting.as_json(made), report_view, as_json)
+    if made.status["outcome"] == "failed":
+        typer.echo(f"everstep: failed: {made.status['outcome_reason']}", err=True)
+
+
+def _show(body: dict[str, Any], view: "Any", as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(body, indent=2, allow_nan=False))
+        return
+    rendered: RenderableType = view(body)
+    _console().print(rendered)
+
+
+def _console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    # No markup and no highlighting: text of runs is shown as it is.
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+if __name__ == "__main__":
+    main()
