@@ -15,6 +15,9 @@ from orchestrator.core.events import Event, Record
 SCHEMA = 1
 TAG = "is"
 
+_INFINITE = {"inf": float("inf"), "-inf": float("-inf")}
+_INFINITE_NAMES = {value: name for name, value in _INFINITE.items()}
+
 
 class CodecError(ValueError):
     """A stored value does not fit the type it claims to have."""
@@ -31,9 +34,16 @@ def encode(value: Any) -> Any:
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, StrEnum):
         return value.value
-    if isinstance(value, float) and value != value:
-        return None  # "not measured"; NaN is not JSON
+    if isinstance(value, float):
+        return _encode_float(value)
     return value
+
+
+def _encode_float(value: float) -> float | str | None:
+    """JSON has no NaN ("not measured") and no infinity ("no limit", a diverged loss)."""
+    if value != value:
+        return None
+    return _INFINITE_NAMES.get(value, value)
 
 
 def decode_record(value: Any) -> Record:
@@ -72,14 +82,25 @@ def _decode(value: Any, hint: Any, path: str) -> Any:
 
 def _decode_scalar(value: Any, hint: Any, path: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        _expect(value in {m.value for m in hint}, path, f"one of {[m.value for m in hint]}")
+        known = [m.value for m in hint]
+        _expect(isinstance(value, str) and value in known, path, f"one of {known}")
         return hint(value)
-    if hint is float and value is None:
-        return float("nan")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float:
+        return _decode_float(value, path)
     _expect(type(value) is hint, path, getattr(hint, "__name__", str(hint)))
     return value
+
+
+def _decode_float(value: Any, path: str) -> float:
+    if value is None:
+        return float("nan")
+    if isinstance(value, str) and value in _INFINITE:
+        return _INFINITE[value]
+    _expect(type(value) in (int, float), path, "float")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise CodecError(f"{path}: {error}") from error
 
 
 def _decode_dataclass(value: Any, hint: type, path: str) -> Any:
