@@ -105,7 +105,8 @@ class Decision:
     """One action with its reason.
 
     Attributes:
-        key: Idempotency key `run/attempt/kind/n`; the same key is never carried out twice.
+        key: Idempotency key `run/attempt/kind/n`, unique in a journal; the same key is never
+            carried out twice.
         rule: The rule that matched.
         reason: One sentence for a person.
         evidence: Sequence numbers of the journal records that it rests on, oldest first.

@@ -21,6 +21,7 @@ Rule = Callable[[State, float, Policy], Decision | None]
 
 RULES: tuple[Rule, ...] = (
     commit.commit,  # first: whatever else is wrong, what was saved is made to count
+    attempt_trouble.stop_again,
     operator.stop,
     attempt_trouble.stop_after_trouble,
     attempt_trouble.stop_after_slow_start,

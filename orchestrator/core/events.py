@@ -38,7 +38,7 @@ class PolicySet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTaken:
-    """A supervisor became the only writer. `clean` is false when one before it died."""
+    """A supervisor became the only writer; the first record of its epoch."""
 
     epoch: int
     holder: str
@@ -76,12 +76,21 @@ class StagedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentJoined:
-    """An agent connected. `incarnation` changes when the agent process does."""
+    """An agent connected, for the first time or again.
+
+    A new `incarnation` says that no rank of an earlier one runs on this node any more; the earlier
+    one never counts again. An agent that was declared lost is taken back once it says that it has
+    no ranks: until then its node stays lost, since its attempt went on, or ended, without it.
+
+    Attributes:
+        attempt: The attempt that its ranks belong to, 0 for none.
+    """
 
     node: str
     incarnation: str
     address: str
     metrics_url: str
+    attempt: int = 0
     staged: tuple[StagedShard, ...] = ()
 
 
@@ -112,6 +121,18 @@ class RanksStarted:
     node: str
     ranks: tuple[int, ...]
     pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksGone:
+    """An agent was told to stop an attempt: no rank of it runs there, and none will be started.
+
+    Comes after the `RankExited` of each rank that had been started; the only word on ranks that
+    never were, because the order to start them got lost.
+    """
+
+    attempt: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +308,7 @@ Event = (
     | AgentLost
     | JobObserved
     | RanksStarted
+    | RanksGone
     | RankExited
     | RankOverdue
     | SignatureSeen
@@ -305,7 +327,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which message of which agent an event came from; makes redelivery harmless."""
+    """Which message of which agent an event came from; makes redelivery harmless.
+
+    `n` counts an incarnation's messages from 1; one message makes one event, and an agent's
+    messages arrive in order.
+    """
 
     node: str
     incarnation: str

@@ -7,11 +7,12 @@ carries the same origin and changes nothing.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.core import events as ev
 from orchestrator.core import fold_attempt as attempts
 from orchestrator.core.actions import (
+    Action,
     Commit,
     Finish,
     Launch,
@@ -22,7 +23,10 @@ from orchestrator.core.actions import (
 )
 from orchestrator.core.actions import Snapshot as SnapshotAction
 from orchestrator.core.events import Record
-from orchestrator.core.state import Measured, Node, Pending, RunPhase, State
+from orchestrator.core.state import FailedCommit, Measured, Node, Pending, RunPhase, State
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 KEPT_SAMPLES = 20
 KEPT_UPLOADS = 8
@@ -31,13 +35,15 @@ KEPT_UPLOADS = 8
 def fold(state: State, record: Record) -> State:
     """Return the state after `record`; total, and the same for the same input."""
     event, origin = record.event, record.origin
-    if origin is not None:
-        incarnation, n = state.seen.get(origin.node, ("", 0))
-        if incarnation == origin.incarnation and origin.n <= n:
-            return replace(state, seq=record.seq, at=record.at)
-        state = replace(state, seen={**state.seen, origin.node: (origin.incarnation, origin.n)})
     state = _expose(state, record.at)
     state = replace(state, seq=record.seq, at=record.at, epoch=max(state.epoch, record.epoch))
+    if origin is not None:
+        if state.is_fenced(origin.node, origin.incarnation):
+            return state
+        incarnation, n = state.seen.get(origin.node, ("", 0))
+        if incarnation == origin.incarnation and origin.n <= n:
+            return state
+        state = replace(state, seen={**state.seen, origin.node: (origin.incarnation, origin.n)})
     return HANDLERS[type(event)](state, record, event)
 
 
@@ -65,7 +71,7 @@ def _policy_set(state: State, record: Record, event: ev.PolicySet) -> State:
 
 
 def _lease_taken(state: State, record: Record, event: ev.LeaseTaken) -> State:
-    return replace(state, epoch=event.epoch)
+    return replace(state, epoch=event.epoch, lease_at=record.at)
 
 
 def _operator_said(state: State, record: Record, event: ev.OperatorSaid) -> State:
@@ -89,7 +95,14 @@ def _catalogue_unknown(state: State, record: Record, event: ev.CatalogueUnknown)
 
 def _agent_joined(state: State, record: Record, event: ev.AgentJoined) -> State:
     before = state.nodes.get(event.node)
-    if before is not None and before.incarnation not in ("", event.incarnation):
+    if state.is_fenced(event.node, event.incarnation):
+        return state
+    former = before.former if before else frozenset()
+    if before is not None and before.incarnation == event.incarnation:
+        if event.attempt and not before.alive:
+            return state  # lost, and its ranks still run
+    elif before is not None:
+        former |= {before.incarnation}
         why = "its agent was replaced by a new one"
         state = attempts.lose_node(state, record, event.node, why, since_s=0.0)
     node = Node(
@@ -100,6 +113,7 @@ def _agent_joined(state: State, record: Record, event: ev.AgentJoined) -> State:
         metrics_url=event.metrics_url,
         joined_seq=record.seq,
         excluded=before.excluded if before else "",
+        former=former,
         staged=event.staged,
     )
     return _with_node(state, node)
@@ -125,6 +139,8 @@ def _job_observed(state: State, record: Record, event: ev.JobObserved) -> State:
 
 
 def _progress(state: State, record: Record, event: ev.Progress) -> State:
+    if state.attempt is None or state.attempt.number != event.attempt:
+        return state
     state = attempts.progress(state, record, event)
     measured = state.measured
     if event.step_s == event.step_s:
@@ -156,7 +172,8 @@ def _shard_uploaded(state: State, record: Record, event: ev.ShardUploaded) -> St
         return state
     shards = {**state.uploads.get(key, {}), event.rank: event}
     uploads = {**state.uploads, key: shards}
-    for old in sorted(uploads)[:-KEPT_UPLOADS]:
+    # Oldest attempts first: what they left half done may be at steps that come again.
+    for old in sorted(uploads, key=lambda k: (k[1], k[0]))[:-KEPT_UPLOADS]:
         del uploads[old]
     return replace(state, uploads=uploads)
 
@@ -178,7 +195,8 @@ def _committed(state: State, record: Record, event: ev.CheckpointCommitted) -> S
     return replace(
         state,
         commits=tuple(sorted({*state.commits, key}, reverse=True)),
-        uploads={k: v for k, v in state.uploads.items() if k != key},
+        uploads=_without(state.uploads, key),
+        failed_commits=_without(state.failed_commits, key),
         measured=measured,
         incidents=incidents,
     )
@@ -190,7 +208,8 @@ def _commit_refused(state: State, record: Record, event: ev.CommitRefused) -> St
         state,
         refused=state.refused | {key},
         refused_why=event.why,
-        uploads={k: v for k, v in state.uploads.items() if k != key},
+        uploads=_without(state.uploads, key),
+        failed_commits=_without(state.failed_commits, key),
     )
 
 
@@ -200,7 +219,8 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
     if isinstance(action, Wait):
         return replace(state, waiting_for=decision.reason)
     pending = Pending(key=decision.key, action=action, seq=record.seq, at=record.at)
-    state = replace(state, waiting_for="", pending={**state.pending, decision.key: pending})
+    kept = {k: p for k, p in state.pending.items() if not _supersedes(action, p.action)}
+    state = replace(state, waiting_for="", pending={**kept, decision.key: pending})
     match action:
         case Launch():
             return replace(state, phase=RunPhase.ALLOCATING, launched_at=record.at)
@@ -224,12 +244,22 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
             return state
 
 
+def _supersedes(new: Action, old: Action) -> bool:
+    """Whether nobody must carry out `old` any more once `new` is decided."""
+    if not isinstance(old, StartRanks | StopRanks | SetInterval | SnapshotAction):
+        return False
+    if isinstance(new, StartRanks):
+        return old.attempt < new.attempt
+    return isinstance(new, StopRanks) and old.attempt <= new.attempt
+
+
 def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
     done = state.pending.get(event.key)
     if done is None:
         return state
-    pending = {k: v for k, v in state.pending.items() if k != event.key}
-    state = replace(state, pending=pending)
+    state = replace(state, pending=_without(state.pending, event.key))
+    if isinstance(done.action, Commit):
+        return _commit_unanswered(state, record, done.action)
     if isinstance(done.action, Finish):
         return replace(state, over=True, phase=RunPhase.OVER)
     if isinstance(done.action, Launch) and event.ok:
@@ -237,6 +267,19 @@ def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
     if isinstance(done.action, Launch):
         return replace(state, job_state="refused", job_seq=record.seq, job_why=event.detail)
     return state
+
+
+def _commit_unanswered(state: State, record: Record, action: Commit) -> State:
+    key = (action.step, action.attempt)
+    if key not in state.uploads:
+        return state  # committed or refused: the outcome comes before the end of its action
+    before = state.failed_commits.get(key)
+    failed = FailedCommit(times=before.times + 1 if before else 1, at=record.at)
+    return replace(state, failed_commits={**state.failed_commits, key: failed})
+
+
+def _without(table: dict[K, V], key: K) -> dict[K, V]:
+    return {k: v for k, v in table.items() if k != key}
 
 
 def _fault_judged(state: State, record: Record, event: ev.FaultJudged) -> State:
@@ -254,6 +297,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.AgentLost: _agent_lost,
     ev.JobObserved: _job_observed,
     ev.RanksStarted: attempts.ranks_started,
+    ev.RanksGone: attempts.ranks_gone,
     ev.RankExited: attempts.rank_exited,
     ev.RankOverdue: attempts.rank_overdue,
     ev.SignatureSeen: attempts.signature_seen,

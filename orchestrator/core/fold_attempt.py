@@ -61,13 +61,14 @@ def start(state: State, record: Record, action: StartRanks, decision: Decision) 
 def order_stop(state: State, record: Record, action: StopRanks) -> State:
     """The attempt was told to stop."""
     attempt = _current(state, action.attempt)
-    if attempt is None:
+    if attempt is None or not attempt.is_live:
         return state
     attempt = replace(
         attempt,
         phase=AttemptPhase.STOPPING,
         stop_ordered_at=record.at,
-        planned_stop=action.planned,
+        stop_orders=attempt.stop_orders + 1,
+        planned_stop=attempt.planned_stop or action.planned,
     )
     return _close_if_over(replace(state, attempt=attempt, phase=RunPhase.STOPPING), record)
 
@@ -85,6 +86,15 @@ def ranks_started(state: State, record: Record, event: ev.RanksStarted) -> State
         # A script without heartbeats gives no further sign: running is all that can be said.
         state = replace(state, phase=RunPhase.RUNNING)
     return replace(state, attempt=attempt)
+
+
+def ranks_gone(state: State, record: Record, event: ev.RanksGone) -> State:
+    """An agent has none of the attempt's ranks left, started or not."""
+    attempt = _current(state, event.attempt)
+    if attempt is None or not attempt.is_live or event.node not in attempt.nodes:
+        return state
+    attempt = replace(attempt, clear=attempt.clear | {event.node})
+    return _close_if_over(replace(state, attempt=attempt), record)
 
 
 def phase_reached(state: State, record: Record, event: ev.PhaseReached) -> State:
@@ -216,8 +226,9 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         failed = attempt.restore
         quarantined |= {(failed.step, failed.attempt, failed.source.value)}
     first = attempt.first_trouble
+    best_step = max(state.best_step, attempt.min_step)
     incident = Incident(
-        number=len(state.incidents) + 1,
+        number=state.incidents[-1].number + 1 if state.incidents else 1,
         attempt=event.attempt,
         fault=event.fault,
         fault_class=event.fault_class,
@@ -228,7 +239,7 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         detected_at=(first.at if first else record.at),
         stopped_at=attempt.over_at or record.at,
         step=attempt.min_step,
-        best_step=max(state.best_step, attempt.min_step),
+        best_step=best_step,
         evidence=event.evidence,
     )
     incidents = (*state.incidents, incident)[-KEPT_INCIDENTS:]
@@ -237,6 +248,7 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         attempt=attempt,
         incidents=incidents,
         quarantined=quarantined,
+        best_step=best_step,
         phase=RunPhase.RECOVERING,
     )
 
@@ -271,7 +283,10 @@ def _close_if_over(state: State, record: Record) -> State:
     assert attempt is not None
     if not attempt.is_live:
         return state
-    gone = (r in attempt.exits or attempt.node_of(r) in attempt.lost for r in range(attempt.world))
+    away = attempt.lost | attempt.clear
+    if len(attempt.exits) + len(away) * attempt.ranks_per_node < attempt.world:
+        return state  # without looking at every rank of a large world at each exit
+    gone = (r in attempt.exits or attempt.node_of(r) in away for r in range(attempt.world))
     if not all(gone):
         return state
     over = replace(attempt, phase=AttemptPhase.OVER, over_at=record.at)

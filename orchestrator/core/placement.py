@@ -4,9 +4,14 @@ from orchestrator.core.state import State
 
 
 def usable(state: State) -> tuple[str, ...]:
-    """Names of nodes that may get ranks, in the order in which they first joined."""
-    nodes = sorted(state.nodes.values(), key=lambda node: _natural(node.name))
-    return tuple(node.name for node in nodes if node.alive and not node.excluded)
+    """Names of nodes that may get ranks, in the natural order of their names."""
+    names = [node.name for node in state.nodes.values() if node.alive and not node.excluded]
+    return tuple(sorted(names, key=_natural))
+
+
+def count_usable(state: State) -> int:
+    """Return how many nodes may get ranks."""
+    return sum(node.alive and not node.excluded for node in state.nodes.values())
 
 
 def place(state: State, avoid: frozenset[str] = frozenset()) -> tuple[str, ...] | None:
@@ -16,6 +21,8 @@ def place(state: State, avoid: frozenset[str] = frozenset()) -> tuple[str, ...] 
     otherwise taken by a usable node that had none, so that the other ranks find their memory.
     """
     assert state.run is not None
+    if count_usable(state) < state.run.nodes:
+        return None  # without sorting a thousand names at each of a thousand joins
     free = [name for name in usable(state) if name not in avoid]
     if len(free) < state.run.nodes:
         return None

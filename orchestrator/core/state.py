@@ -32,7 +32,12 @@ class AttemptPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An agent's node. `excluded` says why it gets no ranks any more."""
+    """An agent's node.
+
+    Attributes:
+        excluded: Why it gets no ranks any more, empty if it may.
+        former: Replaced incarnations; nothing that they say counts.
+    """
 
     name: str
     incarnation: str
@@ -42,6 +47,7 @@ class Node:
     joined_seq: int
     lost_why: str = ""
     excluded: str = ""
+    former: frozenset[str] = frozenset()
     staged: tuple[StagedShard, ...] = ()
 
 
@@ -77,6 +83,8 @@ class Attempt:
         nodes: Placement in rank order; rank r runs on nodes[r // ranks_per_node].
         exits: Exit code per rank, for ranks known to have ended.
         lost: Nodes of the placement that are gone together with their ranks.
+        clear: Nodes whose agent said that it has no ranks of this attempt left.
+        stop_orders: How often the attempt was told to stop.
         first_trouble: The clue that ended the healthy part, None while healthy.
         min_step: Last step that all ranks finished; -1 before the first.
     """
@@ -95,10 +103,12 @@ class Attempt:
     first_step_at: float | None = None
     exits: dict[int, int] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
+    clear: frozenset[str] = frozenset()
     clues: tuple[Clue, ...] = ()
     first_trouble: Clue | None = None
     trouble_since: float = 0.0
     stop_ordered_at: float | None = None
+    stop_orders: int = 0
     planned_stop: bool = False
     over_at: float | None = None
     min_step: int = -1
@@ -119,6 +129,28 @@ class Attempt:
     def is_live(self) -> bool:
         """Whether any of its ranks may still be running."""
         return self.phase is not AttemptPhase.OVER
+
+    @property
+    def manned(self) -> tuple[str, ...]:
+        """Nodes that may still have ranks of this attempt, in rank order."""
+        return tuple(n for n in self.nodes if n not in self.lost and n not in self.clear)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every rank left with code 0 by itself.
+
+        A rank that we stopped may leave with 0 as well (it handles SIGTERM): that is no end.
+        """
+        if self.is_live or self.stop_ordered_at is not None or len(self.exits) < self.world:
+            return False
+        return not any(self.exits.values())
+
+    @property
+    def needs_verdict(self) -> bool:
+        """Whether it is over, neither finished nor stopped as planned, and not judged yet."""
+        if self.is_live or self.planned_stop or self.verdict is not None:
+            return False
+        return not self.is_finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +201,14 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCommit:
+    """A commit that got no answer from the store: how often, and when last."""
+
+    times: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Costs as measured, in seconds; None means not measured yet.
 
@@ -195,6 +235,7 @@ class State:
     at: float = 0.0
     requested_at: float = 0.0
     epoch: int = 0
+    lease_at: float = 0.0
     launched_at: float | None = None
     job: str = ""
     job_state: str = ""
@@ -209,6 +250,7 @@ class State:
     commits: tuple[tuple[int, int], ...] = ()
     quarantined: frozenset[tuple[int, int, str]] = frozenset()
     uploads: dict[tuple[int, int], dict[int, ShardUploaded]] = field(default_factory=dict)
+    failed_commits: dict[tuple[int, int], FailedCommit] = field(default_factory=dict)
     refused: frozenset[tuple[int, int]] = frozenset()
     refused_why: str = ""
     last_upload_error: str = ""
@@ -229,3 +271,23 @@ class State:
     outcome: Outcome | None = None
     outcome_reason: str = ""
     over: bool = False
+
+    def is_fenced(self, node: str, incarnation: str) -> bool:
+        """Whether this agent was replaced by a later one of its node."""
+        known = self.nodes.get(node)
+        return known is not None and incarnation in known.former
+
+    def is_current(self, node: str, incarnation: str) -> bool:
+        """Whether this agent counts as the living one of its node.
+
+        One that just said hello and does not has been declared lost or replaced meanwhile.
+        """
+        known = self.nodes.get(node)
+        return known is not None and known.alive and known.incarnation == incarnation
+
+    def waited_s(self, since: float, now: float) -> float:
+        """Return for how long somebody has been here to see that something did not come.
+
+        Answers wait at the agents while no supervisor runs, so that time does not count.
+        """
+        return now - max(since, self.lease_at)

@@ -2,9 +2,9 @@
 
 from orchestrator.core import budgets
 from orchestrator.core.actions import Decision
-from orchestrator.core.placement import place
 from orchestrator.core.policy import Policy
-from orchestrator.core.restore import choose, has_history
+from orchestrator.core.restore import has_history
+from orchestrator.core.rules.restart import next_attempt
 from orchestrator.core.rules.verdicts import ended_badly, fail
 from orchestrator.core.state import State
 
@@ -22,8 +22,8 @@ def user_error(state: State, now: float, policy: Policy) -> Decision | None:
 def storage_error(state: State, now: float, policy: Policy) -> Decision | None:
     """A full disk or a refused key is not cured by a restart before the first step."""
     ended = ended_badly(state)
-    if ended is None or ended[1].fault_class != "storage":
-        return None
+    if ended is None or ended[1].fault != "storage":
+        return None  # a failed restore is of the same class, and the next older one may do
     attempt, incident = ended
     if attempt.first_step_at is not None:
         return None
@@ -34,7 +34,7 @@ def storage_error(state: State, now: float, policy: Policy) -> Decision | None:
 def no_progress(state: State, now: float, policy: Policy) -> Decision | None:
     """The same root again and again, and no new step in between."""
     ended = ended_badly(state)
-    if ended is None:
+    if ended is None or ended[1].fault_class == "free":
         return None
     attempt, incident = ended
     streak = budgets.same_root_streak(state)
@@ -70,10 +70,10 @@ def history_unusable(state: State, now: float, policy: Policy) -> Decision | Non
     ended = ended_badly(state)
     if ended is None or not has_history(state):
         return None
-    nodes = place(state)
-    if nodes is None or choose(state, nodes) is not None:
-        return None
     attempt, incident = ended
+    plan = next_attempt(state, incident, now)
+    if plan is None or plan.restore is not None:
+        return None
     reason = (
         f"none of the {len(state.commits)} committed checkpoints can be restored; "
         "not starting over from step 0"

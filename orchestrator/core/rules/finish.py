@@ -3,19 +3,18 @@
 from orchestrator.core.actions import Decision, Finish, Outcome
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.operator import upload_settled
-from orchestrator.core.rules.verdicts import make
+from orchestrator.core.rules.verdicts import make, wait
 from orchestrator.core.state import State
 
 
 def finished(state: State, now: float, policy: Policy) -> Decision | None:
     """Finish after a clean end of all ranks."""
     attempt = state.attempt
-    if attempt is None or attempt.is_live or state.stop_requested_seq:
-        return None
-    if len(attempt.exits) < attempt.world or any(attempt.exits.values()):
+    if attempt is None or not attempt.is_finished or state.stop_requested_seq:
         return None
     if not upload_settled(state, now, policy):
-        return None
+        # Holds back every later rule: a node that leaves now is no failure of the run.
+        return wait(state, "finished", "all ranks finished; waiting for the last upload")
     reason = f"all {attempt.world} ranks finished"
     if state.run and state.run.checkpoints and state.commits:
         reason += f"; the last checkpoint, step {state.commits[0][0]}, is committed"

@@ -1,7 +1,7 @@
 """Getting nodes: one allocation for the whole run, spares included."""
 
 from orchestrator.core.actions import Decision, Launch
-from orchestrator.core.placement import place, usable
+from orchestrator.core.placement import count_usable, place
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import fail, is_pending, make, wait
 from orchestrator.core.state import State
@@ -42,10 +42,10 @@ def no_capacity(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if place(state) is not None:
         return None
-    have, need = len(usable(state)), state.run.nodes
+    have, need = count_usable(state), state.run.nodes
     over_at = state.attempt.over_at if state.attempt else None
     since = max(state.launched_at, over_at or 0.0)
-    if now - since > policy.launch_timeout_s:
+    if state.waited_s(since, now) > policy.launch_timeout_s:
         lost = [f"{n.name}: {n.excluded or n.lost_why}" for n in state.nodes.values()]
         named = "; ".join(text for text in lost if not text.endswith(": "))
         reason = f"no capacity: {have} of {need} nodes usable for {policy.launch_timeout_s:g} s"

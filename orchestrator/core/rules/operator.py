@@ -5,7 +5,7 @@ import math
 from orchestrator.core.actions import Decision, Finish, Outcome, Snapshot, StopRanks
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import make, wait
-from orchestrator.core.state import AttemptPhase, State
+from orchestrator.core.state import Attempt, AttemptPhase, State
 
 MARGIN_S = 1.0
 
@@ -19,9 +19,9 @@ def stop(state: State, now: float, policy: Policy) -> Decision | None:
     if attempt is not None and attempt.is_live:
         if attempt.phase is AttemptPhase.STOPPING:
             return wait(state, "operator.stop", "waiting for the ranks to stop")
-        action = StopRanks(attempt=attempt.number, nodes=attempt.nodes, planned=True)
+        action = StopRanks(attempt=attempt.number, nodes=attempt.manned, planned=True)
         reason = "the operator asked to stop: save, then leave"
-        return make(state, "operator.stop", action, reason, evidence, attempt.number)
+        return make(state, "operator.stop", action, reason, evidence, attempt.stop_orders + 1)
     if attempt is not None and not upload_settled(state, now, policy):
         return wait(state, "operator.stop", "waiting for the last checkpoint's upload")
     reason = "the operator asked to stop"
@@ -32,22 +32,32 @@ def stop(state: State, now: float, policy: Policy) -> Decision | None:
 
 
 def upload_settled(state: State, now: float, policy: Policy) -> bool:
-    """Whether nothing newer than the newest commit is still on its way to the store."""
+    """Whether nothing newer than its newest commit is still on its way to the store.
+
+    Only what the last attempt saved, or started from, counts: other attempts may have left commits
+    at later steps that turned out bad, and shards of a checkpoint that never gets whole.
+    """
     attempt = state.attempt
     if attempt is None or attempt.over_at is None or not state.run or not state.run.checkpoints:
         return True
-    if now - attempt.over_at > policy.final_upload_s:
+    if state.waited_s(attempt.over_at, now) > policy.final_upload_s:
         return True
-    newest = state.commits[0][0] if state.commits else -1
-    newest = max([newest, *(step for step, _ in state.refused)])
-    staged = [
-        shard.step
+    staged = {
+        (shard.step, shard.attempt)
         for name in attempt.nodes
         if state.nodes[name].alive
         for shard in state.nodes[name].staged
-        if shard.attempt == attempt.number
-    ]
-    return max([-1, *staged, *(step for step, _ in state.uploads)]) <= newest
+    }
+    settled = {*state.commits, *state.refused}
+    return _newest(attempt, {*staged, *state.uploads}) <= _newest(attempt, settled)
+
+
+def _newest(attempt: Attempt, checkpoints: set[tuple[int, int]]) -> int:
+    start = attempt.restore
+    own = {c for c in checkpoints if c[1] == attempt.number}
+    if start is not None:
+        own |= checkpoints & {(start.step, start.attempt)}
+    return max((step for step, _ in own), default=-1)
 
 
 def snapshot(state: State, now: float, policy: Policy) -> Decision | None:

@@ -1,10 +1,12 @@
 """Restart ladder, levels 1 and 2: same nodes in place, or a spare for a node with evidence."""
 
+from dataclasses import dataclass
+
 from orchestrator.core import budgets
 from orchestrator.core.actions import Decision, Restore, Source, StartRanks
 from orchestrator.core.placement import place
 from orchestrator.core.policy import Policy
-from orchestrator.core.restore import choose
+from orchestrator.core.restore import choose, has_history
 from orchestrator.core.rules.verdicts import ended_badly, make
 from orchestrator.core.state import Incident, State
 
@@ -15,26 +17,48 @@ def restart(state: State, now: float, policy: Policy) -> Decision | None:
     if ended is None or state.run is None:
         return None
     attempt, incident = ended
-    exclude = node_to_exclude(state, incident, now)
-    nodes = place(state, frozenset(exclude))
-    if nodes is None and exclude:
-        # Better on a suspect node than not at all: no spare is left to take its place.
-        exclude, nodes = (), place(state)
-    if nodes is None:
+    plan = next_attempt(state, incident, now)
+    if plan is None:
         return None
-    restore = choose(state, nodes)
     action = StartRanks(
         attempt=attempt.number + 1,
-        nodes=nodes,
+        nodes=plan.nodes,
         ranks_per_node=state.run.ranks_per_node,
-        restore=restore,
+        restore=plan.restore,
         interval_steps=state.interval_steps,
-        exclude=exclude,
+        exclude=plan.exclude,
     )
-    reason = f"{incident.cause}; {_where(attempt.nodes, nodes)}, {_origin(restore)}"
-    rule = "restart_in_place" if nodes == attempt.nodes else "spare_takes_over"
+    reason = f"{incident.cause}; {_where(attempt.nodes, plan.nodes)}, {_origin(plan.restore)}"
+    rule = "restart_in_place" if plan.nodes == attempt.nodes else "spare_takes_over"
     evidence = (*incident.evidence, attempt.verdict_seq)
     return make(state, rule, action, reason, evidence, action.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where the next attempt runs, what it starts from (None: step 0), whom it excludes."""
+
+    nodes: tuple[str, ...]
+    restore: Restore | None
+    exclude: tuple[str, ...]
+
+
+def next_attempt(state: State, incident: Incident, now: float) -> Plan | None:
+    """Return the plan after `incident`, or None when too few nodes are usable.
+
+    Better on a suspect node than not at all (no spare is left to take its place), and better there
+    than from step 0 (only its memory still holds what can be restored).
+    """
+    exclude = node_to_exclude(state, incident, now)
+    nodes = place(state, frozenset(exclude))
+    if nodes is not None:
+        restore = choose(state, nodes)
+        if restore is not None or not exclude or not has_history(state):
+            return Plan(nodes=nodes, restore=restore, exclude=exclude)
+    nodes = place(state)
+    if nodes is None:
+        return None
+    return Plan(nodes=nodes, restore=choose(state, nodes), exclude=())
 
 
 def node_to_exclude(state: State, incident: Incident, now: float) -> tuple[str, ...]:

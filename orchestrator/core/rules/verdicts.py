@@ -7,7 +7,7 @@ from orchestrator.core.state import Attempt, Incident, State
 def make(
     state: State, rule: str, action: Action, reason: str, evidence: tuple[int, ...], n: int
 ) -> Decision:
-    """Build a decision with its idempotency key `run/attempt/kind/n`."""
+    """Build a decision with its idempotency key `run/attempt/kind/n`; `n` makes it unique."""
     assert state.run is not None
     key = f"{state.run.run}/{state.last_attempt}/{kind_of(action)}/{n}"
     return Decision(key=key, rule=rule, action=action, reason=reason, evidence=evidence)
