@@ -5,9 +5,12 @@ A line is the record's JSON object with its own CRC-32 as the last member:
 
 - A torn last line (a crash inside `write`) is dropped, and cut off when a writer opens the file.
 - A damaged line before the last is never repaired: JournalCorrupt names it.
-- A line of an older epoch after a newer one comes from a deposed writer and does not count.
+- The newer epoch wins. A line of an older one behind it comes from a deposed writer and does not
+  count; nor does one before it whose number the newer epoch used again, since it was written after
+  the new writer had read the journal. What counts is numbered without gaps.
 """
 
+import contextlib
 import json
 import os
 import zlib
@@ -41,11 +44,12 @@ class FileJournal:
     """The journal of one run, open for writing by the holder of the lease."""
 
     def __init__(self, path: Path) -> None:
-        good = _good_bytes(path) if path.exists() else 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o640)
-        os.ftruncate(self._fd, good)
-        os.lseek(self._fd, good, os.SEEK_SET)
+        whole = _whole_bytes(path) if path.exists() else 0
+        # Appending, so that a writer who does not know yet that it is deposed overwrites nothing.
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        os.ftruncate(self._fd, whole)
         os.fsync(self._fd)
+        self._torn_at: int | None = None
         _fsync_folder(path.parent)
 
     def append(self, records: Sequence[Record]) -> None:
@@ -55,14 +59,23 @@ class FileJournal:
             OSError: The disk is full or gone; a half-written batch is cut off again.
         """
         body = b"".join(render(record) for record in records)
-        start = os.lseek(self._fd, 0, os.SEEK_CUR)
+        self._cut()
+        self._torn_at = os.fstat(self._fd).st_size
         try:
             _write_all(self._fd, body)
             os.fsync(self._fd)
         except OSError:
-            os.ftruncate(self._fd, start)
-            os.lseek(self._fd, start, os.SEEK_SET)
+            with contextlib.suppress(OSError):  # tried again before the next batch
+                self._cut()
             raise
+        self._torn_at = None
+
+    def _cut(self) -> None:
+        """Take off what a failed batch left behind."""
+        if self._torn_at is not None:
+            os.ftruncate(self._fd, self._torn_at)
+            os.fsync(self._fd)
+            self._torn_at = None
 
     def close(self) -> None:
         """Close the file; every batch is on disk already."""
@@ -80,7 +93,8 @@ def parse(line: bytes) -> Record:
     """Return the record of one line.
 
     Raises:
-        ValueError: The line is damaged or no record; the message says which.
+        ValueError: The line is damaged.
+        CodecError: The line is whole, but no record of this version.
     """
     body, mark, rest = line.rstrip(b"\n").rpartition(MARK)
     if not mark or not rest.endswith(TAIL) or len(rest) != 8 + len(TAIL):
@@ -95,13 +109,25 @@ def read_records(path: Path) -> tuple[Record, ...]:
 
     Raises:
         NotFound: There is no such file.
-        JournalCorrupt: A line before the last is damaged.
+        JournalCorrupt: A line before the last is damaged or missing.
     """
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
         raise NotFound(f"no journal at {path}: is this a run directory?") from error
-    return tuple(record for record, _ in _lines(raw, path))
+    kept: list[Record] = []
+    for record, _ in _lines(raw, path):
+        if kept and record.epoch < kept[-1].epoch:
+            continue
+        while kept and record.epoch > kept[-1].epoch and record.seq <= kept[-1].seq:
+            kept.pop()
+        if record.seq != len(kept) + 1:
+            raise JournalCorrupt(
+                f"{path}: record {record.seq} comes where {len(kept) + 1} is missing; "
+                "restore the file from a copy"
+            )
+        kept.append(record)
+    return tuple(kept)
 
 
 def state_of(records: Sequence[Record]) -> State:
@@ -113,27 +139,30 @@ def state_of(records: Sequence[Record]) -> State:
 
 
 def _lines(raw: bytes, path: Path) -> Iterator[tuple[Record, int]]:
-    """Yield (record, offset behind it) of the lines that count."""
-    lines = raw.splitlines(keepends=True)
-    offset, newest_epoch = 0, 0
-    for number, line in enumerate(lines, start=1):
-        offset += len(line)
+    """Yield (record, offset behind it) of each line; a torn last one is left out."""
+    offset = 0
+    while offset < len(raw):
+        end = raw.find(b"\n", offset) + 1
+        line = raw[offset : end or len(raw)]
         try:
-            if not line.endswith(b"\n"):
+            if not end:
                 raise ValueError("it is torn")
             record = parse(line)
-        except (ValueError, CodecError) as error:
-            if number == len(lines):
+        except ValueError as error:
+            # A good CRC around something unknown was written whole, by a later version. Two CRCs:
+            # the newline between two lines is damaged, and the first of them was whole.
+            is_torn = not isinstance(error, CodecError) and line.count(MARK) < 2
+            if is_torn and offset + len(line) == len(raw):
                 return
+            number = raw.count(b"\n", 0, offset) + 1
             raise JournalCorrupt(
                 f"{path}, line {number}: {error}; restore the file from a copy"
             ) from error
-        if record.epoch >= newest_epoch:
-            newest_epoch = record.epoch
-            yield record, offset
+        offset = end
+        yield record, offset
 
 
-def _good_bytes(path: Path) -> int:
+def _whole_bytes(path: Path) -> int:
     return max((end for _, end in _lines(path.read_bytes(), path)), default=0)
 
 
