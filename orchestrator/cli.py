@@ -6,13 +6,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.errors import ConfigError, EverstepError, NotFound
+from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
 from orchestrator.exit_codes import MEANING, ExitCode
 
 if TYPE_CHECKING:
@@ -21,13 +20,15 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Record
     from orchestrator.core.state import State
     from orchestrator.views.history import History
-    from orchestrator.views.report import Reference
+    from orchestrator.views.report import Reference, Report
 
 FOLLOW_EVERY_S = 0.25
 PROBE_TIMEOUT_S = 1.0
 PIPE_CLOSED = 141
 
-EPILOG = "Exit codes: " + "; ".join(f"{int(c)} {meaning}" for c, meaning in MEANING.items()) + "."
+EPILOG = "\n".join(
+    ["Exit codes:", *(f"{int(code):>5}  {meaning}" for code, meaning in MEANING.items())]
+)
 
 app = typer.Typer(
     help="Keeps long training runs stepping: supervises, restarts, saves, and says why.",
@@ -102,7 +103,8 @@ def status(run_: RunArgument, as_json: AsJson = False) -> None:
 
     run_dir = _find(run_)
     state, history, _ = _load(run_dir)
-    body = make_status(state, history, max(time.time(), state.at), _supervisor(run_dir))
+    now = state.at if state.over else max(time.time(), state.at)
+    body = make_status(state, history, now, _supervisor(run_dir))
     _show(body, status_view, as_json)
 
 
@@ -148,17 +150,17 @@ def events(
     if unknown:
         raise ConfigError(f"--kind {unknown[0]}: unknown; one of {', '.join(words.kinds())}")
     path = _find(run_) / "journal.jsonl"
-    shown = 0
+    shown, size = 0, -1
     while True:
-        # A journal is small enough to be read again; that keeps one reader and its rules.
-        records = read_records(path)
-        for record in words.select(records, wanted):
-            if record.seq > shown:
-                text = json.dumps(words.row(record)) if as_json else words.line(record)
-                typer.echo(text)
-        shown = records[-1].seq if records else shown
-        if not follow or _is_over(records):
-            return
+        if path.stat().st_size != size:
+            size = path.stat().st_size
+            # One reader with one set of rules, rather than a second one for tails.
+            records = read_records(path)
+            for record in words.select([r for r in records if r.seq > shown], wanted):
+                typer.echo(json.dumps(words.row(record)) if as_json else words.line(record))
+            shown = records[-1].seq if records else shown
+            if not follow or words.is_over(records):
+                return
         time.sleep(FOLLOW_EVERY_S)
 
 
@@ -202,10 +204,7 @@ def report(
     written = [folder / "report.html"]
     written[0].write_text(render_html(made), encoding="utf-8")
     if png:
-        from orchestrator.views.report_png import render_png
-
-        written.append(folder / "report.png")
-        render_png(made, written[-1])
+        written += _draw(made, folder / "report.png")
     _show({**reporting.as_json(made), "files": [str(p) for p in written]}, report_view, as_json)
     if not as_json:
         typer.echo("\nwritten: " + ", ".join(str(path) for path in written))
@@ -265,10 +264,16 @@ def _load(run_dir: Path) -> "tuple[State, History, tuple[Record, ...]]":
     return *History.of(records), records
 
 
-def _is_over(records: "Sequence[Record]") -> bool:
-    from orchestrator.supervisor.journal import state_of
+def _draw(made: "Report", path: Path) -> list[Path]:
+    """Draw the picture, or say why there is none."""
+    from orchestrator.views.report_png import render_png
 
-    return state_of(records).over
+    try:
+        render_png(made, path)
+    except PreconditionError as error:
+        typer.echo(f"everstep: no {path.name}: {error}", err=True)
+        return []
+    return [path]
 
 
 def _reference(name: str) -> "Reference":

@@ -53,6 +53,12 @@ def line(record: Record) -> str:
     return f"{units.clock(record.at)}  {record.seq:>5}  {describe(record.event)}"
 
 
+def is_over(records: Sequence[Record]) -> bool:
+    """Whether the journal ends with the end of its run."""
+    ended = records[-1].event if records else None
+    return isinstance(ended, ev.ActionDone) and "/finish/" in ended.key
+
+
 def describe_clue(clue: Clue) -> str:
     """Say what a piece of evidence shows."""
     where = f"rank {clue.rank} on {clue.node}"

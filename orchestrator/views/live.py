@@ -1,6 +1,5 @@
 """What `everstep run` shows while it runs: a live panel, or one line per event."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -36,16 +35,17 @@ PROGRESS_EVERY_S = 5.0
 
 
 class LiveView:
-    """A panel that is drawn again four times a second; events stay in the scrollback.
+    """A panel that is drawn again four times a second; bad news stays in the scrollback.
 
-    `show` is called from the supervisor's loop, drawing happens in rich's thread.
+    `show` is called from the supervisor's loop and makes the panel; rich's own thread only draws
+    what was made, since the history changes under it.
     """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.time) -> None:
-        self._lock = threading.Lock()
         self._now = now
+        self._made_at = 0.0
         self._state = State()
-        self._history = History()
+        self._body: RenderableType = Text("starting the supervisor", style="dim")
         self._spinner = Spinner("dots", style="green")
         self._live = Live(
             console=console,
@@ -68,37 +68,33 @@ class LiveView:
         self._live.stop()
 
     def show(self, state: State, history: History, records: Sequence[Record]) -> None:
-        """Take the new state; incidents are printed above the panel, where they stay."""
-        with self._lock:
-            self._state, self._history = state, history
+        """Take the new state; bad news is printed above the panel, where it stays."""
         for record in records:
             if is_headline(record.event):
                 self._live.console.print(event_line(record))
+        routine = all(is_quiet(record.event) for record in records)
+        if routine and self._now() - self._made_at < 1 / REFRESH_HZ:
+            return
+        self._made_at = self._now()
+        self._body = _body(state, history, max(self._made_at, state.at))
+        self._state = state
 
     def render(self) -> RenderableType:
         """Draw the panel."""
-        with self._lock:
-            state, history = self._state, self._history
+        state, body = self._state, self._body
         if state.run is None:
-            return Text("starting the supervisor", style="dim")
-        now = max(self._now(), state.at)
-        body = status(state, history, now)
-        rows: list[tuple[str, RenderableType]] = [("progress", progress_words(body["progress"]))]
-        if body["attempt"] is not None:
-            rows.append(("attempt", attempt_words(body["attempt"])))
-        rows.append(("checkpoint", checkpoint_words(body["checkpoints"])))
-        rows.append(("interval", f"every {count(state.interval_steps, 'step')}"))
-        rows.append(("goodput", _bar(state, history, now)))
-        recent = [event_line(record) for record in list(history.notable)[-EVENTS:]]
-        parts: list[RenderableType] = [grid(rows), "", *recent]
-        busy = state.phase not in (RunPhase.OVER, RunPhase.FINISHING)
+            return body
+        elapsed_s = max(self._now(), state.at) - state.requested_at
+        word = state.outcome.value if state.outcome else state.phase.value
+        title = title_line({"run": state.run.run, "outcome": None, "phase": word})
+        title.append(f"  {seconds(elapsed_s)}", style="dim")
         top = Table.grid(expand=True, padding=(0, 1))
         top.add_column(width=1)
         top.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        busy = state.phase not in (RunPhase.OVER, RunPhase.FINISHING)
         top.add_row(self._spinner if busy else " ", Text(headline(state), style="dim"))
-        title = title_line(body)
-        title.append(f"  {seconds(body['goodput']['wall_s'])}", style="dim")
-        return Panel(Group(top, "", *parts), title=title, title_align="left", border_style="dim")
+        panel = Group(top, "", body)
+        return Panel(panel, title=title, title_align="left", border_style="dim")
 
 
 class PlainView:
@@ -144,6 +140,19 @@ def event_line(record: Record) -> Text:
     text = Text.assemble((f"{clock(record.at)}  ", "dim"), (describe(record.event), style))
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
+
+
+def _body(state: State, history: History, now: float) -> RenderableType:
+    body = status(state, history, now)
+    rows: list[tuple[str, RenderableType]] = [("progress", progress_words(body["progress"]))]
+    if body["attempt"] is not None:
+        rows.append(("attempt", attempt_words(body["attempt"])))
+    rows.append(("checkpoint", checkpoint_words(body["checkpoints"])))
+    if body["checkpoints"]["enabled"]:
+        rows.append(("interval", f"every {count(state.interval_steps, 'step')}"))
+    rows.append(("goodput", _bar(state, history, now)))
+    recent = [event_line(record) for record in list(history.notable)[-EVENTS:]]
+    return Group(grid(rows), "", *recent)
 
 
 def _bar(state: State, history: History, now: float, width: int = 40) -> Text:

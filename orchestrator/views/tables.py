@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +20,7 @@ from orchestrator.views.units import (
 )
 
 BAR_WIDTH = 60
+TABLE_WIDTH = 124
 MOOD = {"running": "green", "finished": "green", "failed": "red", "over": "blue"}
 NODE_MOOD = {"training": "green", "spare": "blue", "lost": "red", "excluded": "yellow"}
 
@@ -41,7 +42,7 @@ def status_view(status: dict[str, Any]) -> RenderableType:
     if status["nodes"]:
         parts += ["", nodes_table(status["nodes"])]
     if status["incidents"]:
-        parts += ["", incidents_table(status["incidents"])]
+        parts += ["", incidents_view(status["incidents"])]
     return Group(*parts)
 
 
@@ -69,7 +70,8 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     rows.append(("goodput", spent))
     left = ", ".join(f"{b['left']} of {b['allowed']} {b['class']}" for b in status["budget"])
     rows.append(("restarts left", left or "no bound"))
-    alive = {True: "answers", False: "does not answer", None: ""}[supervisor.get("alive")]
+    words = {True: "answers", False: "does not answer", None: ""}
+    alive = "" if status["phase"] == "over" else words[supervisor.get("alive")]
     where = [supervisor["holder"], f"lease {supervisor['epoch']}", supervisor.get("url"), alive]
     rows.append(("supervisor", ", ".join(str(part) for part in where if part)))
     return rows
@@ -121,18 +123,47 @@ def nodes_table(nodes: list[dict[str, Any]]) -> Table:
     return table
 
 
-def incidents_table(rows: list[dict[str, Any]]) -> RenderableType:
+class Incidents:
+    """The table of incidents; on a narrow terminal each becomes a few lines of text."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Choose by the width at hand."""
+        wide = options.max_width >= TABLE_WIDTH
+        yield _incident_table(self._rows) if wide else _incident_lines(self._rows)
+
+
+def incidents_view(rows: list[dict[str, Any]]) -> RenderableType:
     """Render cause, decision and reason, seconds by phase and steps lost of each incident."""
-    if not rows:
-        return Text("no incidents", style="dim")
+    return Incidents(rows) if rows else Text("no incidents", style="dim")
+
+
+def _incident_table(rows: list[dict[str, Any]]) -> Table:
     table = _table("#", "at", "cause", "decision and reason")
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for _, name in PHASES:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("steps lost", justify="right")
+    table.add_column("steps lost", justify="right", no_wrap=True)
     for row in rows:
         decision = Text.assemble((row["decision"], "bold"), ("\n" + _because(row), "dim"))
         cells = (*phase_cells(row), lost_cell(row))
         table.add_row(str(row["number"]), clock(row["at"]), row["cause"], decision, *cells)
+    return table
+
+
+def _incident_lines(rows: list[dict[str, Any]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for row in rows:
+        cells = zip(PHASES, phase_cells(row), strict=True)
+        phases = ", ".join(f"{name} {cell}" for (_, name), cell in cells)
+        text = Text.assemble((row["cause"], "bold"), f"\n{row['decision']}: {_because(row)}\n")
+        text.append(f"{phases}; steps lost {lost_cell(row)}", style="dim")
+        table.add_row(f"{row['number']}  {clock(row['at'])}", text)
     return table
 
 
@@ -178,7 +209,7 @@ def report_view(body: dict[str, Any]) -> RenderableType:
         rows.append(("compared", _compared(body["compared"])))
     headline = Text(body["headline"], style="dim")
     parts: list[RenderableType] = [title_line(body), headline, "", grid(rows), ""]
-    parts += [uses_view(body["goodput"]), "", incidents_table(body["incidents"])]
+    parts += [uses_view(body["goodput"]), "", incidents_view(body["incidents"])]
     return Group(*parts)
 
 
