@@ -32,7 +32,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def s3_node(node_folder: Path, server: S3Server) -> Iterator[Node]:
     config = StoreConfig(
-        url=f"{server.store_url}/{secrets.token_hex(4)}", endpoint_url=server.url, region="us-east-1"
+        url=f"{server.store_url}/{secrets.token_hex(4)}",
+        endpoint_url=server.url,
+        region="us-east-1",
     )
     node = Node(node_folder, config)
     yield node

@@ -17,7 +17,8 @@ from checkpointing.slot import Control, SlotView
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 
 WORLD = 2
-TRAINEE = Path(__file__).with_name("trainee.py")
+WITH_TORCH = Path(__file__).with_name("trainee.py")
+SMALL = Path(__file__).with_name("small_trainee.py")
 
 
 class Uploader:
@@ -95,6 +96,7 @@ class Node:
         restore: Mapping[str, object] | None = None,
         extra: Mapping[str, str] | None = None,
         side: int = 64,
+        script: Path = SMALL,
     ) -> list[subprocess.Popen[bytes]]:
         self.close()
         processes = []
@@ -118,10 +120,8 @@ class Node:
                 "EVERSTEP_RESTORE": json.dumps(restore),
                 "EVERSTEP_STEP_TIMEOUT_S": "60",
             }
-            command = [sys.executable, str(TRAINEE), str(steps), str(side), str(self.folder)]
-            processes.append(
-                subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-            )
+            command = [sys.executable, str(script), str(steps), str(side), str(self.folder)]
+            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE))
         return processes
 
     def train(self, *arguments: Any, **options: Any) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""A training script of the smallest kind: deterministic, with tensors, Adam and own random state."""
+"""A training script of the smallest kind: a model, AdamW, and this rank's random state."""
 
 import json
 import os
@@ -49,9 +49,7 @@ def main() -> None:
     result = {
         "start": start,
         "weights": [p.detach().double().sum().item().hex() for p in model.parameters()],
-        "moments": [
-            s["exp_avg_sq"].double().sum().item().hex() for s in optimizer.state.values()
-        ],
+        "moments": [s["exp_avg_sq"].double().sum().item().hex() for s in optimizer.state.values()],
         "seen": extra["seen"],
         "bias": extra["bias"].tolist(),
         "names": repr(extra["names"]),
