@@ -1,6 +1,7 @@
 """A run told through the core: facts are given, every decision is made by `decide`."""
 
 from dataclasses import replace
+from functools import cache
 
 from monitors.faults import CLASS_OF, FaultKind
 from orchestrator.core import actions as act
@@ -279,8 +280,9 @@ class Story:
         return self
 
 
+@cache
 def whole_story() -> Story:
-    """The demo's run: a rank killed, a node lost, the supervisor replaced, the end."""
+    """The demo's run: a rank killed, a node lost, the supervisor replaced, the end. Read only."""
     story = Story().launch().train(75).kill_rank().up(0.9).train(150)
     story.lose_node().up(1.1).train(200)
     story.replace_supervisor().train(300)

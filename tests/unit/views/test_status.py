@@ -1,0 +1,80 @@
+import json
+
+from orchestrator.core import events as ev
+from orchestrator.views.history import History
+from orchestrator.views.status import status
+from tests.unit.views.story import Story, whole_story
+
+
+def of(story: Story, later_s: float = 0.0):
+    state, history = History.of(story.records)
+    return status(state, history, story.at + later_s)
+
+
+def test_status_is_json_without_nan_at_every_moment() -> None:
+    records = whole_story().records
+    for length in range(0, len(records), 23):
+        state, history = History.of(records[:length])
+        json.dumps(status(state, history, state.at), allow_nan=False)
+
+
+def test_a_training_run_says_step_loss_checkpoint_and_nodes() -> None:
+    body = of(Story().launch().train(50), later_s=7.0)
+    assert body["phase"] == "running"
+    assert body["progress"]["step"] == 50
+    assert body["checkpoints"]["newest_step"] == 40
+    assert body["checkpoints"]["age_s"] > 7.0
+    assert [n["state"] for n in body["nodes"]] == ["training", "training", "spare"]
+    assert body["nodes"][1]["ranks"] == [2, 3]
+    assert body["headline"].startswith("training: attempt 1 on node-1 and node-2")
+
+
+def test_the_interval_says_why_it_moved() -> None:
+    before = of(Story().launch())
+    assert before["checkpoints"]["interval_why"] == "as the run asked for"
+    after = of(Story().launch().train(30))
+    assert after["checkpoints"]["interval_steps"] == 40
+    assert "20 -> 40 steps" in after["checkpoints"]["interval_why"]
+
+
+def test_a_lost_node_says_why() -> None:
+    body = of(Story().launch().train(50).lose_node())
+    lost = next(n for n in body["nodes"] if n["name"] == "node-2")
+    assert lost["state"] == "lost"
+    assert "connection broke" in lost["why"]
+
+
+def test_a_waiting_run_says_what_it_waits_for() -> None:
+    story = Story()
+    story.add(ev.CatalogueRead(commits=()))
+    (launch, *_) = story.decide()
+    story.done(launch, detail="7")
+    story.decide()
+    assert of(story)["headline"] == "waiting for nodes: 0 of 2 are usable"
+
+
+def test_budget_left_is_what_was_not_spent() -> None:
+    story = Story().launch().train(50).kill_rank()
+    left = {b["class"]: b["left"] for b in of(story)["budget"]}
+    assert left == {"node": 3, "process": 4, "storage": 2}
+
+
+def test_what_was_not_measured_is_none_and_not_zero() -> None:
+    body = of(Story())
+    assert body["progress"]["loss"] is None
+    assert body["progress"]["step"] is None
+    assert body["checkpoints"]["age_s"] is None
+    assert body["goodput"]["ratio"] is None
+    assert body["attempt"] is None
+
+
+def test_the_curve_has_each_step_once_in_order_and_ends_at_the_last() -> None:
+    steps = [step for step, _ in of(whole_story())["curve"]]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 300
+
+
+def test_a_finished_run_has_released_its_nodes() -> None:
+    body = of(Story().launch().train(20).finish())
+    assert body["outcome"] == "finished"
+    assert {n["state"] for n in body["nodes"]} == {"released"}
