@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
-from orchestrator.views.palette import COLOR, CURVE, INCIDENT, LABEL, REFERENCE
+from orchestrator.views.palette import COLOR, INCIDENT, LABEL, REFERENCE
 from orchestrator.views.report import Report, agreement_words
 from orchestrator.views.svg import loss_svg, timeline_svg, used
 from orchestrator.views.units import NOT_MEASURED, clock, count, date, number, percent, seconds
@@ -105,7 +105,7 @@ def _legend(report: Report) -> str:
 
 
 def _loss_legend(report: Report) -> str:
-    items = [(CURVE, report.name)]
+    items = [("var(--info)", report.name)]
     if report.lost:
         items.append((INCIDENT, "steps that were lost and run again"))
     if report.reference:

@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable
 
 from orchestrator.views.goodput import Use
-from orchestrator.views.palette import COLOR, CURVE, INCIDENT, LABEL, REFERENCE
+from orchestrator.views.palette import COLOR, INCIDENT, LABEL, REFERENCE
 from orchestrator.views.report import Curve, Report, thinned
 from orchestrator.views.timeline import Lane, Timeline, number_ticks, tick_label, time_ticks
 from orchestrator.views.units import seconds
@@ -38,13 +38,13 @@ def loss_svg(report: Report, height: int = 330) -> str:
     chart = _Chart(points, height)
     parts = chart.axes("step", "loss")
     parts += [
-        _line(chart.x(step), chart.top, chart.x(step), chart.bottom, INCIDENT, "3 4", 0.55)
+        _line(chart.x(step), chart.top, chart.x(step), chart.bottom, "var(--bad)", "3 4", 0.6)
         for step, _ in report.marks
     ]
     if report.reference:
         parts.append(chart.path(report.reference.curve, REFERENCE, 6, 0.5))
     parts += [chart.path(piece, INCIDENT, 6, 0.4) for piece in report.lost]
-    parts.append(chart.path(report.curve, CURVE, 1.7, 1))
+    parts.append(chart.path(report.curve, "var(--info)", 1.7, 1))
     parts += [_badge(chart.x(step), chart.top - 2, number) for step, number in report.marks]
     return _svg(height, "loss over step", parts)
 
@@ -125,7 +125,7 @@ def _supervisor_lane(line: Timeline, y: float) -> list[str]:
         parts.append(_bar(line, since, until, y + 9, 6, "var(--soft)", "supervisor", 0.75))
     for (_, since), (until, _) in zip(line.supervised, line.supervised[1:], strict=False):
         away = f"no supervisor for {seconds(until - since)}"
-        parts.append(_bar(line, since, until, y + 9, 6, INCIDENT, away, 0.25))
+        parts.append(_bar(line, since, until, y + 9, 6, "var(--bad)", away, 0.4))
     return parts
 
 
@@ -155,7 +155,7 @@ def _incident_marks(line: Timeline, bottom: float) -> list[str]:
     parts = []
     for at, number in line.incidents:
         x = _at(line, at)
-        parts.append(_line(x, TOP - 6, x, bottom, INCIDENT, "3 4", 0.8))
+        parts.append(_line(x, TOP - 6, x, bottom, "var(--bad)", "3 4", 0.8))
         parts.append(_badge(x, TOP - 16, number))
     return parts
 
