@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from checkpointing import slot
+from checkpointing.commit import UploadRecord, commit
+from checkpointing.content import content_sha256
 from checkpointing.stage.arena import peek
+from checkpointing.store.base import StoreConfig, open_store
 
 pytestmark = pytest.mark.torch
 
@@ -99,3 +102,30 @@ def test_stopped_and_restored_run_ends_in_the_bits_of_the_undisturbed_one(tmp_pa
         json.loads((folder / "out" / "final.json").read_text()) for folder in (parts, whole)
     )
     assert final == expected
+
+
+def upload_and_commit(folder, step, world):
+    """Upload what the arenas hold with the real uploader, and commit it."""
+    (folder / "store").mkdir()
+    config = StoreConfig(url=(folder / "store").as_uri())
+    command = [sys.executable, "-m", "checkpointing.uploader", "--dir", str(folder)]
+    command += ["--store", config.to_json(), "--run", "test"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as uploader:
+        try:
+            events = [json.loads(uploader.stdout.readline()) for _ in range(world)]
+        finally:
+            uploader.terminate()
+    uploads = [
+        UploadRecord(rank=e["rank"], index_key=e["index_key"], index_crc64=e["index_crc64"])
+        for e in events
+    ]
+    store = open_store(config)
+    assert commit(store, "test", step, 1, uploads, world, "once").committed
+    return store
+
+
+def test_sums_in_the_final_file_are_those_of_the_committed_checkpoint(tmp_path):
+    run_attempt(tmp_path)
+    final = json.loads((tmp_path / "out" / "final.json").read_text())
+    sums = content_sha256(upload_and_commit(tmp_path, 8, 2), "test", 8)
+    assert final["sha256"] == {name: sums[name] for name in ("weights", "optimizer")}
