@@ -68,6 +68,8 @@ def bytes_of(leaf: Any) -> Bytes | None:
     import torch
 
     plain = leaf.detach()
+    if plain.numel() == 0:
+        return np.empty(0, np.uint8)
     if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
         return None
     flat: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
@@ -95,6 +97,8 @@ def copy_out(leaf: Any, out: Bytes) -> int:
 
 def copy_in(leaf: Any, data: Bytes) -> None:
     """Fill a leaf that `bytes_of` could not show, from bytes of its dtype and shape."""
+    if not data.nbytes:
+        return
     if isinstance(leaf, np.ndarray):
         leaf[...] = data.view(leaf.dtype).reshape(leaf.shape)
         return

@@ -59,6 +59,8 @@ class Watcher:
 
     def poll(self) -> None:
         """Start what is to be sent: one slot per arena at a time, the oldest first."""
+        if not self.heard:
+            return
         for path in sorted(self._folder.glob("arena-*")):
             future = self._running.get(path)
             if future is not None and not future.done():
@@ -73,7 +75,7 @@ class Watcher:
     def _next(self, path: Path) -> StagedSlot | None:
         slots = peek(path)
         failure = self._failures.get(path)
-        if failure is not None and (not slots or slots[0].sequence != failure.staged.sequence):
+        if failure is not None and not (slots and _same(slots[0], failure.staged)):
             del self._failures[path]
             self._report_failure(failure.staged, "a later save took its place", final=True)
             failure = None
@@ -109,7 +111,8 @@ class Watcher:
             # Untold means unfinished: the next uploader finds the objects there and tells.
             if told:
                 header.mark(staged.sequence, UploadState.UPLOADED)
-            self._failures.pop(path, None)
+            if (failure := self._failures.get(path)) and _same(failure.staged, staged):
+                del self._failures[path]
         except CheckpointingError as error:
             self._failed(path, staged, error)
             header.mark(staged.sequence, UploadState.FAILED)
@@ -119,7 +122,7 @@ class Watcher:
     def _failed(self, path: Path, staged: StagedSlot, error: CheckpointingError) -> None:
         final = isinstance(error, ObjectConflict | StageError)
         before = self._failures.pop(path, None)
-        tries = before.tries + 1 if before and before.staged.sequence == staged.sequence else 1
+        tries = before.tries + 1 if before and _same(before.staged, staged) else 1
         if not final:
             longest = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
             wait = longest * (0.5 + secrets.randbelow(1000) / 2000)
@@ -143,3 +146,8 @@ class Watcher:
         heard = self._emit({**ids, **fields})
         self.heard = self.heard and heard
         return heard
+
+
+def _same(one: StagedSlot, other: StagedSlot) -> bool:
+    """Tell whether both describe the same content: sequence numbers count per slot."""
+    return (one.index, one.sequence) == (other.index, other.sequence)
