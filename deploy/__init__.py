@@ -1,0 +1,1 @@
+"""Data and scripts for putting everstep to work."""

@@ -1,0 +1,1 @@
+"""The main job on this machine: trained, broken on purpose, recovered, compared."""
