@@ -18,6 +18,8 @@ class AllocationSpec:
         nodes: Nodes of the world plus spares.
         gpus_per_node: 0 for none.
         run_dir: Where the agents find everything else.
+        entry: `module:function` that each node calls with the run directory. A name, not an
+            import: the launcher knows nothing of what it starts.
     """
 
     key: str
@@ -25,6 +27,7 @@ class AllocationSpec:
     nodes: int
     gpus_per_node: int
     run_dir: Path
+    entry: str = "orchestrator.agent.task:run_agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

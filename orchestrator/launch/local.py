@@ -61,6 +61,7 @@ class LocalLauncher:
             "nodes": spec.nodes,
             "gpus_per_node": spec.gpus_per_node,
             "run_dir": str(spec.run_dir),
+            "entry": spec.entry,
         }
         command = [sys.executable, "-m", "orchestrator.launch.submit", json.dumps(request)]
         # No pipe to the child: the controller inherits it and would hold it open for ever.

@@ -6,6 +6,7 @@ and an agent that finds its node's lock taken leaves again.
 
 import fcntl
 import json
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,6 @@ def submit(folder: Path, request: dict[str, Any]) -> str:
     """Hand the agents to submitit; one task per node."""
     import submitit
 
-    from orchestrator.agent.task import run_agent
-
     executor = submitit.AutoExecutor(folder=folder, cluster="local")
     executor.update_parameters(
         name=request["name"],
@@ -47,7 +46,7 @@ def submit(folder: Path, request: dict[str, Any]) -> str:
         gpus_per_node=request["gpus_per_node"],
         timeout_min=FOREVER_MIN,
     )
-    job = executor.submit(run_agent, request["run_dir"])
+    job = executor.submit(pkgutil.resolve_name(request["entry"]), request["run_dir"])
     return str(job.job_id)
 
 

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from orchestrator.errors import PreconditionError
 from orchestrator.supervisor.sessions import Sessions
+from orchestrator.views.page import CONTENT_SECURITY_POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,11 @@ class Server:
             await self._runner.cleanup()
 
     async def _page(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._pages.page(), content_type="text/html")
+        return web.Response(
+            text=self._pages.page(),
+            content_type="text/html",
+            headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY},
+        )
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response(self._pages.status())
