@@ -10,6 +10,7 @@ from orchestrator.core.rules.verdicts import is_pending, make
 from orchestrator.core.state import AttemptPhase, Incident, State
 
 DEFAULT_RESTART_S = 60.0
+MEASURED_COMMITS = 2
 COUNTED_CLASSES = ("process", "node", "network", "storage")
 
 
@@ -20,10 +21,11 @@ def interval(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if attempt.phase is not AttemptPhase.RUNNING or attempt.first_step_at is None:
         return None
-    if is_pending(state, SetInterval) or not state.commits:
+    if is_pending(state, SetInterval):
         return None
-    if state.commits[0][0] <= state.interval_changed_step:
-        return None  # nothing has been measured since the last move
+    new = state.commits[:MEASURED_COMMITS]
+    if len(new) < MEASURED_COMMITS or new[-1][0] <= state.interval_changed_step:
+        return None  # too little has been measured since the last move
     inputs = measured_inputs(state, policy)
     if inputs is None:
         return None
