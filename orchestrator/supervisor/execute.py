@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkpointing.commit import UploadRecord, commit
 from checkpointing.errors import CommitRefused, StoreError
@@ -114,13 +114,7 @@ class Executor:
                 return True, ""
 
     async def _launch(self, key: str, nodes: int) -> tuple[bool, str]:
-        spec = AllocationSpec(
-            key=key,
-            name=self._spec.name,
-            nodes=nodes,
-            gpus_per_node=self._spec.gpus_per_node,
-            run_dir=self._spec.run_dir,
-        )
+        spec = replace(self._spec, key=key, nodes=nodes)
         try:
             return True, await asyncio.to_thread(self._launcher.submit, spec)
         except LaunchRefusedError as error:
