@@ -16,9 +16,9 @@ from checkpointing.stage.writer import Meta
 from checkpointing.store.base import ObjectStore
 
 _THREADS: Final = 8
-_PIECE: Final = 16 << 20
-_SMALL: Final = 1 << 20
-_RUN: Final = 8 << 20
+_PIECE: Final = 32 << 20
+_SMALL: Final = 8 << 20  # cheaper to copy once more than to ask for alone
+_RUN: Final = 16 << 20
 _CHUNK: Final = 1 << 20
 
 

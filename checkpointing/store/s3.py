@@ -20,6 +20,7 @@ from checkpointing.store.s3_errors import KeyExists, UploadGone
 from checkpointing.store.window import Window, split
 
 _BLOCK: Final = 8 << 20
+_SIP: Final = 1 << 20  # urllib3 reads through a buffer: twice as fast when that stays in the cache
 
 
 class S3Store:
@@ -182,7 +183,7 @@ class S3Store:
                 Bucket=self._s3.bucket, Key=self._s3.key(key), Range=f"bytes={offset}-{last}"
             )
             with answer["Body"] as body:
-                while done < flat.nbytes and (count := body.readinto(flat[done:])):
+                while done < flat.nbytes and (count := body.readinto(flat[done : done + _SIP])):
                     done += count
         if done < flat.nbytes:
             raise ObjectCorrupt(f"{self._s3.where}: {key} ends at byte {offset + done}")

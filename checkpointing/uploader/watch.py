@@ -50,6 +50,7 @@ class Watcher:
         self._pool = ThreadPoolExecutor(_ARENAS_AT_ONCE, thread_name_prefix="upload")
         self._running: dict[Path, Future[None]] = {}
         self._failures: dict[Path, _Failure] = {}
+        self._given_up: dict[Path, StagedSlot] = {}
         self.heard = True
 
     @property
@@ -83,8 +84,12 @@ class Watcher:
             # "uploading" and not by us: an uploader was killed.
             if staged.upload_state in (UploadState.NONE, UploadState.UPLOADING):
                 return staged
-        if failure is not None and time.monotonic() >= failure.again_at:
-            return failure.staged
+        if failure is not None:
+            return failure.staged if time.monotonic() >= failure.again_at else None
+        if slots and slots[0].upload_state is UploadState.FAILED:
+            # Failed with an uploader before this one, unless this one gave it up for good.
+            given_up = self._given_up.get(path)
+            return None if given_up and _same(given_up, slots[0]) else slots[0]
         return None
 
     def _send(self, path: Path, staged: StagedSlot) -> None:
@@ -123,7 +128,9 @@ class Watcher:
         final = isinstance(error, ObjectConflict | StageError)
         before = self._failures.pop(path, None)
         tries = before.tries + 1 if before and _same(before.staged, staged) else 1
-        if not final:
+        if final:
+            self._given_up[path] = staged
+        else:
             longest = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
             wait = longest * (0.5 + secrets.randbelow(1000) / 2000)
             again_at = time.monotonic() + wait

@@ -131,6 +131,21 @@ def test_a_failure_is_reported_and_tried_again(
     assert not bench.events[0]["final"]
 
 
+def test_what_failed_with_one_uploader_is_tried_by_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: Any) -> None:
+        raise StoreUnavailable("down")
+
+    monkeypatch.setattr(bench.store, "upload", down)
+    bench.stage(1)
+    bench.settle()
+    monkeypatch.undo()
+    bench.watcher = bench.new_watcher()
+    bench.settle()
+    assert bench.states() == {1: "uploaded"}
+
+
 def test_a_later_save_takes_the_place_of_a_failed_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
