@@ -205,6 +205,7 @@ def load(path: Path) -> RunConfig:
         update={
             "run": config.run.model_copy(update={"dir": base / config.run.dir}),
             "job": config.job.model_copy(update={"workdir": base / config.job.workdir}),
+            "nodes": config.nodes.model_copy(update={"memory_dir": base / config.nodes.memory_dir}),
         }
     )
 
@@ -214,10 +215,15 @@ def parse(raw: dict[str, Any], name: str) -> RunConfig:
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
-        first, more = error.errors()[0], len(error.errors()) - 1
-        key = ".".join(str(part) for part in first["loc"]) or "the file"
-        text = f"{name}: {key}: {_fix(first)}"
-        raise ConfigError(f"{text} (and {more} more)" if more else text) from None
+        raise ConfigError(f"{name}: {_first_of(error)}") from None
+
+
+def _first_of(error: ValidationError) -> str:
+    """Return the first mistake with its key and its fix, in one line."""
+    first, more = error.errors()[0], len(error.errors()) - 1
+    key = ".".join(str(part) for part in first["loc"]) or "the file"
+    text = f"{key}: {_fix(first)}"
+    return f"{text} (and {more} more)" if more else text
 
 
 def _fix(error: Any) -> str:
@@ -247,4 +253,5 @@ def thaw(path: Path) -> RunConfig:
     except FileNotFoundError as error:
         raise NotFound(f"{path}: no such file; is this a run directory?") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: written by another version of everstep: {error}") from error
+        text = f"{path}: written by another version of everstep: {_first_of(error)}"
+        raise ConfigError(text) from error

@@ -1,0 +1,191 @@
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import RunConfig, freeze, load, parse, thaw
+from orchestrator.errors import ConfigError, NotFound
+
+LEAST = '[run]\nname = "r"\n[job]\ncommand = ["true"]\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+# Each mistake, the key that the line must name, and a word of the fix.
+MISTAKES = [
+    ('[job]\ncommand = ["true"]', "run", "missing"),
+    ('[run]\nname = "r"', "job", "missing"),
+    ('[run]\n[job]\ncommand = ["true"]', "run.name", "missing"),
+    ('[run]\nname = "r"\n[job]\n', "job.command", "missing"),
+    ('[run]\nname = "Big One"\n[job]\ncommand = ["true"]', "run.name", "lower-case"),
+    ('[run]\nname = ""\n[job]\ncommand = ["true"]', "run.name", "lower-case"),
+    ('[run]\nname = "../up"\n[job]\ncommand = ["true"]', "run.name", "lower-case"),
+    (f'[run]\nname = "{"a" * 49}"\n[job]\ncommand = ["true"]', "run.name", "at most 48"),
+    ("[run]\nname = 7\n[job]\ncommand = ['true']", "run.name", "string"),
+    ('[run]\nname = "r"\n[job]\ncommand = []', "job.command", "at least 1"),
+    ('[run]\nname = "r"\n[job]\ncommand = "python train.py"', "job.command", "valid tuple"),
+    ('[run]\nname = "r"\n[job]\ncommand = ["a", 1]', "job.command.1", "string"),
+    (LEAST + "comand = []", "job.comand", "spelling"),
+    (LEAST + "[job.env]\nA = 1", "job.env.A", "string"),
+    (LEAST + "[node]\ncount = 2", "node", "spelling"),
+    (LEAST + "[nodes]\ncout = 2", "nodes.cout", "spelling"),
+    (LEAST + "[nodes]\ncount = 0", "nodes.count", "greater than or equal to 1 (got 0)"),
+    (LEAST + "[nodes]\ncount = 1.5", "nodes.count", "integer"),
+    (LEAST + '[nodes]\ncount = "two"', "nodes.count", "'two'"),
+    (LEAST + "[nodes]\nspares = -1", "nodes.spares", "greater than or equal to 0"),
+    (LEAST + "[nodes]\nranks_per_node = 65", "nodes.ranks_per_node", "64"),
+    (LEAST + '[nodes]\nlauncher = "pbs"', "nodes.launcher", "'local'"),
+    (LEAST + '[checkpoint]\nstore = "s3:/bucket"', "checkpoint.store", "s3://bucket/prefix"),
+    (LEAST + '[checkpoint]\nstore = "file://folder"', "checkpoint.store", "file:///absolute"),
+    (LEAST + '[checkpoint]\nstore = "/folder"', "checkpoint.store", "file:///absolute"),
+    (LEAST + "[checkpoint]\ninterval_steps = 0", "checkpoint.interval_steps", "to 1"),
+    (LEAST + "[checkpoint]\nmax_overhead = 1.0", "checkpoint.max_overhead", "less than 1"),
+    (LEAST + "[checkpoint]\nmax_lost_work_s = 0", "checkpoint.max_lost_work_s", "greater than 0"),
+    (LEAST + "[checkpoint]\nmax_lost_work_s = nan", "checkpoint.max_lost_work_s", "nan"),
+    (LEAST + "[timeouts]\nstep_s = inf", "timeouts.step_s", "less than or equal to"),
+    (LEAST + "[timeouts]\nstep_s = -1", "timeouts.step_s", "greater than 0"),
+    (LEAST + "[timeouts]\nheartbeat_s = 20", "timeouts", "less than agent_lost_s (15)"),
+    (LEAST + "[timeouts]\nstep_s = 0.4", "timeouts", "less than step_s (0.4)"),
+    (LEAST + "[timeouts]\nagent_lost_s = 90000", "timeouts", "less than supervisor_lost_s"),
+    (LEAST + "[budget]\nnode_strikes = 0", "budget.node_strikes", "greater than or equal to 1"),
+    (LEAST + "[budget]\nwindow_h = 0", "budget.window_h", "greater than 0"),
+    (LEAST + "[server]\nport = 65536", "server.port", "less than or equal to 65535"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "fix"), MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_key_and_the_fix(
+    tmp_path: Path, text: str, key: str, fix: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: {key}: ")
+    assert fix in line
+    assert "\n" not in line
+
+
+def test_further_mistakes_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path, LEAST + "[nodes]\ncount = 0\nspares = -1\n[server]\nport = -1\n")
+    with pytest.raises(ConfigError, match=r"nodes.count.*\(and 2 more\)$"):
+        load(path)
+
+
+@pytest.mark.parametrize("text", ["[run", "run = {", "a = 1\na = 2", "\x00"])
+def test_what_is_no_toml_is_said_with_its_place(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match="not valid TOML") as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_utf8_is_no_toml(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b'[run]\nname = "\xff"\n')
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(path)
+
+
+def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"run\.toml: no such file"):
+        load(tmp_path / "run.toml")
+    with pytest.raises(ConfigError, match="directory"):
+        load(tmp_path)
+
+
+def test_the_least_file_is_enough(tmp_path: Path) -> None:
+    config = load(write(tmp_path, LEAST))
+    assert config.nodes.count == 1
+    assert config.checkpoint.store is None
+    assert not config.policy().tune_interval, "nothing to tune without a store"
+
+
+def test_relative_paths_are_relative_to_the_file_wherever_it_is_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    text = '[run]\nname = "r"\ndir = "out"\n[job]\ncommand = ["true"]\nworkdir = "../src"\n'
+    write(folder, text + '[nodes]\nmemory_dir = "memory"\n')
+    monkeypatch.chdir(tmp_path)
+    config = load(Path("here/run.toml"))
+    assert config.run_dir == folder / "out" / "r"
+    assert config.job.workdir == folder / "../src"
+    assert config.nodes.memory_dir == folder / "memory"
+
+
+def test_absolute_paths_stay_as_they_are(tmp_path: Path) -> None:
+    text = f'[run]\nname = "r"\ndir = "{tmp_path}/out"\n[job]\ncommand = ["true"]\nworkdir = "/"\n'
+    config = load(write(tmp_path, text))
+    assert config.run_dir == tmp_path / "out" / "r"
+    assert config.job.workdir == Path("/")
+    assert config.nodes.memory_dir == Path("/dev/shm")
+
+
+@pytest.mark.parametrize("first", ["python", "python3"])
+def test_python_means_the_interpreter_that_everstep_runs_in(first: str) -> None:
+    config = parse({"run": {"name": "r"}, "job": {"command": [first, "a.py"]}}, "x")
+    assert config.argv == (sys.executable, "a.py")
+
+
+def test_any_other_program_is_left_alone() -> None:
+    config = parse({"run": {"name": "r"}, "job": {"command": ["python3.9", "python"]}}, "x")
+    assert config.argv == ("python3.9", "python")
+
+
+def test_timeouts_are_listed_shortest_first_and_all_of_them() -> None:
+    config = parse({"run": {"name": "r"}, "job": {"command": ["true"]}}, "x")
+    table = config.timeouts_table()
+    assert all(a[1] <= b[1] for a, b in itertools.pairwise(table))
+    assert {name for name, _, _ in table} == set(type(config.timeouts).model_fields)
+    assert {name: value for name, value, _ in table} == config.timeouts.model_dump()
+
+
+def full(tmp_path: Path) -> RunConfig:
+    text = LEAST + (
+        '[job.env]\nA = "b"\n[nodes]\ncount = 3\n[checkpoint]\nstore = "s3://b/p"\n'
+        'endpoint_url = "http://127.0.0.1:1"\n[timeouts]\nstep_s = 9.5\n[budget]\nnode = 0\n'
+    )
+    return load(write(tmp_path, text))
+
+
+def test_a_frozen_configuration_thaws_to_the_same(tmp_path: Path) -> None:
+    config = full(tmp_path)
+    freeze(config, tmp_path / "run.json")
+    assert thaw(tmp_path / "run.json") == config
+
+
+def test_freezing_again_replaces_the_file_at_once(tmp_path: Path) -> None:
+    config = full(tmp_path)
+    path = tmp_path / "run.json"
+    freeze(config, path)
+    changed = config.model_copy(update={"server": config.server.model_copy(update={"port": 1})})
+    freeze(changed, path)
+    assert thaw(path).server.port == 1
+
+
+def test_what_another_version_froze_is_refused_with_the_file_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with pytest.raises(NotFound, match="is this a run directory"):
+        thaw(path)
+    path.write_text(json.dumps({"run": {"name": "r"}, "future": 1}))
+    with pytest.raises(ConfigError, match=r"run\.json: written by another version") as caught:
+        thaw(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_policy_holds_what_the_file_says(tmp_path: Path) -> None:
+    config = full(tmp_path)
+    policy = config.policy()
+    assert policy.budget == {"process": 10, "node": 0, "storage": 3}
+    assert policy.budget_window_s == 86_400
+    assert policy.tune_interval
+    assert policy.kill_grace_s == config.timeouts.kill_grace_s
