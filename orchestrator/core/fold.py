@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from orchestrator.core import events as ev
 from orchestrator.core import fold_attempt as attempts
 from orchestrator.core.actions import (
-    Action,
     Commit,
     Finish,
     Launch,
@@ -219,8 +218,9 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
     if isinstance(action, Wait):
         return replace(state, waiting_for=decision.reason)
     pending = Pending(key=decision.key, action=action, seq=record.seq, at=record.at)
-    kept = {k: p for k, p in state.pending.items() if not _supersedes(action, p.action)}
-    state = replace(state, waiting_for="", pending={**kept, decision.key: pending})
+    if isinstance(action, StopRanks):
+        state = attempts.drop_orders(state, action.attempt)
+    state = replace(state, waiting_for="", pending={**state.pending, decision.key: pending})
     match action:
         case Launch():
             return replace(state, phase=RunPhase.ALLOCATING, launched_at=record.at)
@@ -242,15 +242,6 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
             )
         case Commit():
             return state
-
-
-def _supersedes(new: Action, old: Action) -> bool:
-    """Whether nobody must carry out `old` any more once `new` is decided."""
-    if not isinstance(old, StartRanks | StopRanks | SetInterval | SnapshotAction):
-        return False
-    if isinstance(new, StartRanks):
-        return old.attempt < new.attempt
-    return isinstance(new, StopRanks) and old.attempt <= new.attempt
 
 
 def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:

@@ -7,7 +7,7 @@ ranks of an old attempt changes nothing here.
 from dataclasses import replace
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Decision, StartRanks, StopRanks
+from orchestrator.core.actions import Decision, SetInterval, Snapshot, StartRanks, StopRanks
 from orchestrator.core.events import Record
 from orchestrator.core.state import (
     Attempt,
@@ -71,6 +71,17 @@ def order_stop(state: State, record: Record, action: StopRanks) -> State:
         planned_stop=attempt.planned_stop or action.planned,
     )
     return _close_if_over(replace(state, attempt=attempt, phase=RunPhase.STOPPING), record)
+
+
+def drop_orders(state: State, number: int) -> State:
+    """Nobody must carry out what was ordered for an attempt that stops or is over."""
+    pending = {
+        key: p
+        for key, p in state.pending.items()
+        if not isinstance(p.action, StartRanks | StopRanks | SetInterval | Snapshot)
+        or p.action.attempt != number
+    }
+    return replace(state, pending=pending)
 
 
 def ranks_started(state: State, record: Record, event: ev.RanksStarted) -> State:
@@ -290,7 +301,7 @@ def _close_if_over(state: State, record: Record) -> State:
     if not all(gone):
         return state
     over = replace(attempt, phase=AttemptPhase.OVER, over_at=record.at)
-    return replace(state, attempt=over)
+    return drop_orders(replace(state, attempt=over), attempt.number)
 
 
 def _update_incident(state: State, **changes: object) -> State:

@@ -38,7 +38,7 @@ def interval(state: State, now: float, policy: Policy) -> Decision | None:
         effective_step=attempt.max_step + steps_ahead(state),
         previous_steps=state.interval_steps,
         goodput=choice.goodput,
-        binding=choice.binding,
+        binding=choice.binding.value,
         inputs=as_numbers(inputs),
     )
     return make(state, "interval", action, choice.reason, (), state.seq)

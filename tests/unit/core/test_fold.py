@@ -365,9 +365,21 @@ def test_orders_for_an_attempt_end_with_it() -> None:
     story.exits(0, code=1)
     stop = story.decides_one()
     assert list(story.state.pending) == [stop.key]
-    story.stops().judged()
+    story.stops()
+    assert story.state.pending == {}
+    story.judged()
     again = story.decides_one()
     assert list(story.state.pending) == [again.key]
+
+
+def test_an_attempt_that_ends_by_itself_takes_its_orders_along() -> None:
+    story = Story().launched().joins("n1", "n2").says(ev.CatalogueRead(commits=()))
+    story.decides()
+    story.says(ev.OperatorSaid(what="snapshot")).confirms().steps(1).decides()
+    assert len(story.state.pending) == 2
+    story.exits(0, 1, 2).loses("n2")
+    assert not story.attempt.is_live
+    assert story.state.pending == {}
 
 
 def test_the_run_is_over_when_the_finish_is_done() -> None:

@@ -9,12 +9,20 @@ from tests.unit.core.story import Story, policy
 TUNED = policy(tune_interval=True)
 
 
-def measured(stall_s: float = 0.5) -> Story:
-    story = Story(policy=TUNED).running(step=10)
-    story.steps(11, step_s=0.5, stall_s=stall_s, saves=1)
-    story.uploads(10)
-    commit = next(d for d in story.decides() if d.rule == "commit")
-    return story.commits(10).done(commit)
+def saved(story: Story, *steps: int) -> Story:
+    """Each step is saved, uploaded and committed; what is decided then is left to the test."""
+    number = story.attempt.number
+    for step in steps:
+        story.steps(step, step_s=0.5, stall_s=0.5, saves=story.state.saves + 1)
+        story.uploads(step, attempt=number)
+        commit = story.next()
+        assert commit is not None
+        story.says(ev.DecisionMade(decision=commit)).commits(step, attempt=number).done(commit)
+    return story
+
+
+def measured() -> Story:
+    return saved(Story(policy=TUNED).running(step=1), 10, 20)
 
 
 def test_the_interval_follows_what_was_measured() -> None:
@@ -24,29 +32,30 @@ def test_the_interval_follows_what_was_measured() -> None:
     assert isinstance(action, SetInterval)
     assert action.previous_steps == 10
     assert action.interval_steps != 10
-    assert action.effective_step == 11 + 2
+    assert action.effective_step == 20 + 2
     assert action.inputs["upload_s"] == 2.0
     assert action.inputs["stall_s"] == 0.5
+    assert type(action.binding) is str
     assert math.isfinite(action.goodput)
     assert story.state.interval_steps == action.interval_steps
 
 
-def test_the_interval_moves_once_per_new_commit() -> None:
+def test_one_commit_is_not_enough_to_move() -> None:
+    assert saved(Story(policy=TUNED).running(step=1), 10).decides() == []
+
+
+def test_the_interval_moves_again_only_after_two_new_commits() -> None:
     story = measured()
     story.done(story.decides_one())
     assert story.decides() == []
-    story.steps(21).uploads(20)
-    commit = story.decides_one()
-    story.commits(20).done(commit)
-    assert isinstance(story.decides_one().action, SetInterval)
+    assert saved(story, 30).decides() == []
+    assert isinstance(saved(story, 40).decides_one().action, SetInterval)
 
 
 def test_the_interval_waits_for_the_answer_to_its_last_move() -> None:
     story = measured()
     story.decides_one()
-    story.steps(21).uploads(20)
-    commit = story.decides_one()
-    assert story.commits(20).done(commit).decides() == []
+    assert saved(story, 30, 40).decides() == []
 
 
 def test_an_answer_that_was_lost_with_its_attempt_holds_up_nothing() -> None:
@@ -54,22 +63,17 @@ def test_an_answer_that_was_lost_with_its_attempt_holds_up_nothing() -> None:
     story.decides_one()
     story.fails()
     story.starts()
-    story.steps(21).uploads(20, attempt=2)
-    commit = story.decides_one()
-    story.commits(20, attempt=2).done(commit)
-    assert isinstance(story.decides_one().action, SetInterval)
+    assert isinstance(saved(story, 30, 40).decides_one().action, SetInterval)
 
 
 def test_nothing_moves_before_everything_was_measured() -> None:
-    story = Story(policy=TUNED).running(step=10).commits(10)
+    story = Story(policy=TUNED).running(step=10).commits(10).commits(20)
     assert story.decides() == []
 
 
 def test_nothing_moves_when_tuning_is_off() -> None:
-    story = Story(policy=policy(tune_interval=False)).running(step=10)
-    story.steps(11, stall_s=0.5, saves=1).uploads(10)
-    commit = story.decides_one()
-    assert story.commits(10).done(commit).decides() == []
+    story = saved(Story(policy=policy(tune_interval=False)).running(step=1), 10, 20)
+    assert story.decides() == []
 
 
 def test_nothing_moves_before_the_first_step_of_an_attempt() -> None:
