@@ -25,6 +25,8 @@ def run_agent(run_dir: str) -> None:
     submitit has pickled a reference to this function, nothing else: the run is read from the
     frozen configuration in the run directory.
     """
+    # submitit ignores SIGTERM in its tasks; an agent must obey it from here on.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     folder = Path(run_dir)
     node = f"node{os.environ['SUBMITIT_LOCAL_GLOBALID']}"
     own = folder / "nodes" / node
@@ -38,11 +40,7 @@ def run_agent(run_dir: str) -> None:
             return
         _announce(own)
         config = thaw(folder / "run.json")
-        node_dir = memory_dir(config, node)
-        node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        asyncio.run(_serve(config, node, node_dir))
-        _sweep(own.parent, node_dir.parent)
-        (own / "agent.json").unlink(missing_ok=True)
+        asyncio.run(_serve(config, node, own))
 
 
 def memory_dir(config: RunConfig, node: str) -> Path:
@@ -61,15 +59,20 @@ def _sweep(nodes: Path, memory: Path) -> None:
         memory.rmdir()
 
 
-async def _serve(config: RunConfig, node: str, node_dir: Path) -> None:
+async def _serve(config: RunConfig, node: str, own: Path) -> None:
+    node_dir = memory_dir(config, node)
     agent = Agent(config, node, node_dir, "127.0.0.1")
     loop = asyncio.get_running_loop()
-    # submitit ignores SIGTERM in its tasks; an agent must obey it.
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.shut_down)
     for signum in (signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
+    node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     await agent.run()
+    # Here and not behind the loop: that one gives SIGTERM, which the launcher may send by now, its
+    # default action back.
+    _sweep(own.parent, node_dir.parent)
+    (own / "agent.json").unlink(missing_ok=True)
 
 
 def _announce(own: Path) -> None:

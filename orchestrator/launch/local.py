@@ -4,6 +4,7 @@ The allocation is submitted by a short-lived child (`launch.submit`) in a sessio
 that neither Ctrl-C in the supervisor's terminal nor its death reaches the nodes.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from monitors.observations import Observation, Ok, Unknown
 from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
 
 SUBMIT_TIMEOUT_S = 60.0
+CANCEL_TIMEOUT_S = 30.0
+CANCEL_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,24 +108,35 @@ class LocalLauncher:
         )
 
     def cancel(self, job: str) -> None:  # noqa: ARG002 - a run directory has one allocation
-        """End the controller and whatever is left of the agents; see `Launcher.cancel`."""
-        for path in (self._run_dir / "nodes").glob("*/agent.json"):
-            _end(_process(path), signal.SIGTERM)
-        # The controller passes SIGTERM on and ends by itself when its tasks have ended.
-        _end(_process(self._run_dir / "submitit" / "job.json"), signal.SIGTERM)
+        """End the controller and whatever is left of the agents; see `Launcher.cancel`.
+
+        The signal is repeated: a process that is just starting may miss one. The controller
+        passes it on to tasks without a name yet, and ends by itself when they have ended.
+        """
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
+        while (left := self._living()) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
+            time.sleep(CANCEL_EVERY_S)
+
+    def _living(self) -> list[ProcessId]:
+        agents = (self._run_dir / "nodes").glob("*/agent.json")
+        found: list[ProcessId] = []
+        for path in (*agents, self._run_dir / "submitit" / "job.json"):
+            with contextlib.suppress(OSError, ValueError):
+                process = _process(path)
+                if process is not None and process.is_alive:
+                    found.append(process)
+        return found
 
 
 def _process(path: Path) -> ProcessId | None:
+    """Read who is noted in a file, None without one; raises ValueError for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        return ProcessId(pid=int(value["pid"]), started=int(value["started"]))
     except FileNotFoundError:
         return None
-    return ProcessId(pid=int(value["pid"]), started=int(value["started"]))
-
-
-def _end(process: ProcessId | None, signum: int) -> None:
-    if process is not None and process.is_alive:
-        try:
-            os.kill(process.pid, signum)
-        except ProcessLookupError:
-            return
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} names no process") from error

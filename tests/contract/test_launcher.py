@@ -1,0 +1,215 @@
+"""What every launcher must do; the local one with real processes, the fake one in memory."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from monitors.observations import Ok, Unknown
+from orchestrator.config import RunConfig, freeze, parse
+from orchestrator.launch.launcher import Allocation, AllocationSpec, Launcher, LaunchRefusedError
+from orchestrator.launch.local import LocalLauncher
+from tests.contract.fake_launcher import FakeLauncher
+from tests.integration.traces import processes_of, traces
+
+PATIENCE_S = 60.0
+
+
+class Bench(Protocol):
+    """A launcher, and what a test does to its world."""
+
+    launcher: Launcher
+    run_dir: Path
+
+    def kill_node(self, node: str) -> None: ...
+
+    def allocations(self) -> int: ...
+
+
+class FakeBench:
+    def __init__(self, folder: Path) -> None:
+        self.run_dir = folder
+        self.launcher = FakeLauncher()
+        self.kill_node = self.launcher.kill_node
+        self.allocations = self.launcher.allocations
+
+
+class LocalBench:
+    def __init__(self, folder: Path) -> None:
+        self.config: RunConfig = parse(
+            {
+                "run": {"name": "launched", "dir": str(folder)},
+                "job": {"command": ["true"]},
+                "nodes": {"count": 2},
+            },
+            "the test",
+        )
+        self.run_dir = self.config.run_dir
+        self.run_dir.mkdir()
+        freeze(self.config, self.run_dir / "run.json")
+        self.launcher = LocalLauncher(self.run_dir)
+
+    def pid(self, node: str) -> int:
+        text = (self.run_dir / "nodes" / node / "agent.json").read_text()
+        return int(json.loads(text)["pid"])
+
+    def kill_node(self, node: str) -> None:
+        os.kill(self.pid(node), signal.SIGKILL)
+
+    def allocations(self) -> int:
+        return len(list((self.run_dir / "submitit").glob("*_submitted.pkl")))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalBench]:
+    bench = LocalBench(tmp_path)
+    yield bench
+    bench.launcher.cancel("any")
+    assert not traces(bench.config)
+
+
+@pytest.fixture(params=["fake", pytest.param("local", marks=pytest.mark.slow)])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    if request.param == "fake":
+        return FakeBench(tmp_path)
+    made: LocalBench = request.getfixturevalue("local")
+    return made
+
+
+def spec(bench: Bench, key: str = "launched/0/launch/1") -> AllocationSpec:
+    return AllocationSpec(key=key, name="launched", nodes=2, gpus_per_node=0, run_dir=bench.run_dir)
+
+
+def seen(bench: Bench, job: str, what: Callable[[Allocation], bool]) -> Allocation:
+    """Observe until something holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        observation = bench.launcher.observe(job)
+        assert isinstance(observation, Ok), observation
+        if what(observation.value):
+            return observation.value
+        assert time.monotonic() < deadline, observation
+        time.sleep(0.05)
+
+
+def all_there(allocation: Allocation) -> bool:
+    return allocation.running and allocation.nodes == {"node0": True, "node1": True}
+
+
+def test_an_allocation_runs_with_all_its_nodes(bench: Bench) -> None:
+    job = bench.launcher.submit(spec(bench))
+    assert job
+    assert seen(bench, job, all_there).job == job
+
+
+def test_the_same_key_is_the_same_allocation(bench: Bench) -> None:
+    first = bench.launcher.submit(spec(bench))
+    assert bench.launcher.submit(spec(bench)) == first
+    seen(bench, first, all_there)
+    assert bench.launcher.submit(spec(bench)) == first
+    assert bench.allocations() == 1
+
+
+def test_a_killed_node_is_seen_and_ends_no_other(bench: Bench) -> None:
+    job = bench.launcher.submit(spec(bench))
+    seen(bench, job, all_there)
+    bench.kill_node("node0")
+    left = seen(bench, job, lambda allocation: allocation.nodes.get("node0") is False)
+    assert left.running
+    assert left.nodes["node1"]
+
+
+def test_a_cancelled_allocation_goes_and_its_nodes_with_it(bench: Bench) -> None:
+    job = bench.launcher.submit(spec(bench))
+    seen(bench, job, all_there)
+    bench.launcher.cancel(job)
+    bench.launcher.cancel(job)
+    gone = seen(bench, job, lambda allocation: not allocation.running)
+    assert not any(gone.nodes.values())
+    bench.launcher.cancel(job)
+
+
+def test_a_new_key_is_a_new_allocation(bench: Bench) -> None:
+    first = bench.launcher.submit(spec(bench))
+    seen(bench, first, all_there)
+    bench.launcher.cancel(first)
+    seen(bench, first, lambda allocation: not allocation.running)
+    second = bench.launcher.submit(spec(bench, "launched/0/launch/2"))
+    seen(bench, second, all_there)
+    assert second != first
+    assert bench.allocations() == 2
+
+
+def test_what_was_never_submitted_does_not_run_and_may_be_cancelled(bench: Bench) -> None:
+    observation = bench.launcher.observe("1")
+    assert isinstance(observation, Ok)
+    assert not observation.value.running
+    assert not observation.value.nodes
+    bench.launcher.cancel("1")
+
+
+@pytest.mark.slow
+def test_a_submitter_that_died_before_it_noted_the_job_makes_no_second_agent(
+    local: LocalBench,
+) -> None:
+    first = local.launcher.submit(spec(local))
+    seen(local, first, all_there)
+    before = {node: local.pid(node) for node in ("node0", "node1")}
+    (local.run_dir / "submitit" / "job.json").unlink()
+    second = local.launcher.submit(spec(local))
+    assert second != first
+    log = local.run_dir / "nodes" / "node1" / "agent.log"
+    deadline = time.monotonic() + PATIENCE_S
+    while "already has an agent" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {node: local.pid(node) for node in ("node0", "node1")} == before
+    assert seen(local, second, all_there)
+    local.launcher.cancel(second)
+    seen(local, second, lambda allocation: not allocation.running)
+
+
+@pytest.mark.slow
+def test_an_agent_that_was_killed_leaves_its_memory_to_the_last_one(local: LocalBench) -> None:
+    job = local.launcher.submit(spec(local))
+    seen(local, job, all_there)
+    local.kill_node("node1")
+    seen(local, job, lambda allocation: allocation.nodes.get("node1") is False)
+    local.launcher.cancel(job)
+    assert not traces(local.config)
+
+
+def test_a_refusal_of_the_local_launcher_names_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalBench(tmp_path)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(LaunchRefusedError, match=r"submitting failed; see .*controller\.log"):
+        local.launcher.submit(spec(local))
+    assert not processes_of(local.config)
+
+
+@pytest.mark.parametrize("text", ["{", '{"pid": 1}', "[]", '{"pid": "x", "started": 1}'])
+def test_what_cannot_be_read_is_unknown_and_not_gone(tmp_path: Path, text: str) -> None:
+    local = LocalBench(tmp_path)
+    folder = local.run_dir / "nodes" / "node0"
+    folder.mkdir(parents=True)
+    (folder / "agent.json").write_text(text)
+    assert isinstance(local.launcher.observe("1"), Unknown)
+    local.launcher.cancel("1")
+
+
+def test_a_later_process_with_the_same_pid_is_not_taken_for_the_agent(tmp_path: Path) -> None:
+    local = LocalBench(tmp_path)
+    folder = local.run_dir / "nodes" / "node0"
+    folder.mkdir(parents=True)
+    (folder / "agent.json").write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+    observation = local.launcher.observe("1")
+    assert isinstance(observation, Ok)
+    assert observation.value.nodes == {"node0": False}
+    local.launcher.cancel("1")  # and this process goes on
