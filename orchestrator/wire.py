@@ -194,6 +194,6 @@ def unpack_from_supervisor(text: str) -> FromSupervisor:
 def _unpack(text: str, kind: object) -> object:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"message: not JSON: {error}") from error
     return decode(value, kind)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from monitors.logs.scan import Match, Scanner
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 65_536
 LONGEST_LINE_BYTES = 16_384
@@ -31,8 +35,7 @@ class OutputCapture:
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         """Copy until the end of the pipe; a full disk loses lines, never the rank."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab", buffering=0) as file:
+        with self._open() as file:
             rest = b""
             while chunk := await reader.read(CHUNK_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -42,6 +45,14 @@ class OutputCapture:
                 self._take(lines, file)
             if rest:
                 self._take([rest], file)
+
+    def _open(self) -> BinaryIO:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._path.open("ab", buffering=0)
+        except OSError as error:
+            log.warning("rank %d has no log: %s", self._rank, error)
+            return Path(os.devnull).open("ab", buffering=0)
 
     def _take(self, lines: list[bytes], file: BinaryIO) -> None:
         if not lines:

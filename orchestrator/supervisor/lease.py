@@ -129,7 +129,10 @@ def _outwait(folder: Path, holder: Holder) -> None:
     end = time.monotonic() + LEASE_S
     while time.monotonic() < end:
         time.sleep(POLL_S)
-        if _newest(folder) != holder:
+        newest = _newest(folder)
+        if newest is not None and newest.epoch == holder.epoch and newest.is_dead:
+            return
+        if newest != holder:
             raise AlreadyRunning(message)
 
 

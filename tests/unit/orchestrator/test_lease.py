@@ -1,0 +1,202 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import AlreadyRunning, LeaseLost
+from orchestrator.launch.local import start_time
+from orchestrator.supervisor import lease as leases
+from orchestrator.supervisor.lease import Lease, current_holder
+
+ELSEWHERE = "another-host"
+
+
+def write(folder: Path, epoch: int, **changes: object) -> Path:
+    """Write what a holder of an epoch would have written."""
+    folder.mkdir(exist_ok=True, parents=True)
+    value = {"host": ELSEWHERE, "pid": 1, "started": 1, "renewal": 0, "released": False}
+    path = folder / f"epoch-{epoch:08d}.json"
+    path.write_text(json.dumps({**value, **changes}))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "big" / "lease"
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a lease short, and the waiting for one instant."""
+    monkeypatch.setattr(leases, "LEASE_S", 0.2)
+    monkeypatch.setattr(leases, "POLL_S", 0.01)
+
+
+def test_the_first_claim_is_epoch_one(folder: Path) -> None:
+    lease = Lease.take(folder)
+    assert lease.epoch == 1
+    holder = current_holder(folder)
+    assert holder is not None
+    assert holder.pid == os.getpid()
+    assert not holder.is_dead
+    assert str(os.getpid()) in lease.holder
+
+
+def test_nobody_ever_held_what_does_not_exist(folder: Path) -> None:
+    assert current_holder(folder) is None
+
+
+def test_a_living_holder_on_this_host_keeps_it(folder: Path) -> None:
+    lease = Lease.take(folder)
+    with pytest.raises(AlreadyRunning, match=rf"big is already supervised.*{os.getpid()}"):
+        Lease.take(folder)
+    lease.renew()
+    assert [path.name for path in folder.iterdir()] == ["epoch-00000001.json"]
+
+
+def test_a_released_lease_is_taken_at_once_and_the_epoch_rises(folder: Path) -> None:
+    Lease.take(folder).release()
+    assert Lease.take(folder).epoch == 2
+
+
+def test_a_dead_holder_on_this_host_is_followed_at_once(folder: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from orchestrator.supervisor.lease import Lease;"
+        "Lease.take(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=False, timeout=60)
+    holder = current_holder(folder)
+    assert holder is not None
+    assert holder.is_dead
+    assert Lease.take(folder).epoch == 2
+
+
+def test_a_later_process_with_the_holders_pid_is_not_the_holder(folder: Path) -> None:
+    import socket
+
+    write(folder, 1, host=socket.gethostname(), pid=os.getpid(), started=1)
+    assert Lease.take(folder).epoch == 2
+
+
+def test_of_two_claimants_exactly_one_gets_it(folder: Path) -> None:
+    """Whoever reads the same newest epoch claims the same next one."""
+    write(folder, 4, released=True)
+    got: list[int] = []
+    refused: list[AlreadyRunning] = []
+    gate = threading.Barrier(8)
+
+    def claim() -> None:
+        gate.wait()
+        try:
+            got.append(Lease.take(folder).epoch)
+        except AlreadyRunning as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [5]
+    assert len(refused) == 7
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".claim")]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_claimant_on_another_host_waits_and_follows_a_silent_holder(folder: Path) -> None:
+    write(folder, 1)
+    assert Lease.take(folder).epoch == 2
+
+
+@pytest.mark.usefixtures("short")
+def test_a_claimant_on_another_host_yields_to_a_holder_that_renews(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+
+    def renews(_: float) -> None:
+        write(folder, 1, renewal=1)
+
+    monkeypatch.setattr(leases.time, "sleep", renews)
+    with pytest.raises(AlreadyRunning, match=r"already supervised \(another-host, pid 1\)"):
+        Lease.take(folder)
+    assert current_holder(folder) is not None
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.usefixtures("short")
+def test_a_claimant_that_waited_yields_to_one_that_was_faster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+    monkeypatch.setattr(leases.time, "sleep", lambda _: write(folder, 2))
+    with pytest.raises(AlreadyRunning):
+        Lease.take(folder)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_claimant_that_waited_follows_a_holder_that_leaves_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+    monkeypatch.setattr(leases.time, "sleep", lambda _: write(folder, 1, released=True))
+    assert Lease.take(folder).epoch == 2
+
+
+def test_a_deposed_holder_finds_out_and_writes_nothing_more(folder: Path) -> None:
+    lease = Lease.take(folder)
+    lease.check()
+    later = write(folder, 2)
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    for call in (lease.check, lease.renew):
+        with pytest.raises(LeaseLost, match="epoch 1 is over"):
+            call()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == before
+    assert later.exists()
+
+
+def test_a_holder_deposed_twice_over_finds_out_too(folder: Path) -> None:
+    lease = Lease.take(folder)
+    write(folder, 2)
+    write(folder, 3)
+    with pytest.raises(LeaseLost):
+        lease.renew()
+
+
+def test_renewals_count_up(folder: Path) -> None:
+    lease = Lease.take(folder)
+    lease.renew()
+    lease.renew()
+    holder = current_holder(folder)
+    assert holder is not None
+    assert holder.renewal == 2
+
+
+def test_a_release_on_a_full_disk_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease.take(folder)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    lease.release()
+
+
+def test_a_process_that_is_gone_has_no_start_time() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    assert start_time(child.pid) is None
+    assert start_time(os.getpid()) == start_time(os.getpid())
+
+
+def test_a_zombie_does_not_run() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert start_time(child.pid) is None
+    child.wait()
