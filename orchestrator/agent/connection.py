@@ -98,13 +98,14 @@ class Connection:
     async def _one_connection(self, session: aiohttp.ClientSession) -> None:
         where = json.loads((self._run_dir / "supervisor.json").read_text(encoding="utf-8"))
         token = (self._run_dir / "token").read_text(encoding="utf-8").strip()
-        connect = session.ws_connect(
-            f"{where['url']}/agents",
-            headers={"Authorization": f"Bearer {token}"},
-            heartbeat=PING_S,
-            max_msg_size=MAX_FRAME_BYTES,
-        )
-        socket = await asyncio.wait_for(connect, CONNECT_TIMEOUT_S)
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes with the result.
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            socket = await session.ws_connect(
+                f"{where['url']}/agents",
+                headers={"Authorization": f"Bearer {token}"},
+                heartbeat=PING_S,
+                max_msg_size=MAX_FRAME_BYTES,
+            )
         try:
             await socket.send_str(pack(self._hello()))
             async for frame in socket:

@@ -6,14 +6,6 @@ from orchestrator.core.events import FaultJudged
 from orchestrator.core.state import Attempt, Clue
 
 
-def is_due(attempt: Attempt | None) -> bool:
-    """Whether an attempt is over in a way that needs a verdict and has none."""
-    if attempt is None or attempt.is_live or attempt.verdict is not None:
-        return False
-    clean = len(attempt.exits) == attempt.world and not any(attempt.exits.values())
-    return not clean and not attempt.planned_stop
-
-
 def verdict_on(attempt: Attempt) -> FaultJudged:
     """Judge an attempt by everything that was seen of it."""
     verdict = judge([_evidence(clue) for clue in attempt.clues], world_size=attempt.world)

@@ -181,14 +181,18 @@ class Supervisor:
     async def _turn(self, tasks: Sequence["asyncio.Future[None]"]) -> None:
         """Take what has come in, and everything that follows from it."""
         batch: list[Inbound] = []
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes with the result.
         with contextlib.suppress(TimeoutError):
-            batch.append(await asyncio.wait_for(self._inbox.get(), TICK_S))
+            async with asyncio.timeout(TICK_S):
+                batch.append(await self._inbox.get())
         while not self._inbox.empty():
             batch.append(self._inbox.get_nowait())
         for task in tasks:
             if task.done():
                 task.result()
         now = time.monotonic()
+        if (away_s := now - self._last_tick) > LONGEST_TICK_S:
+            self.watch.was_away(away_s, now)
         limit_s = self._config.timeouts.agent_lost_s
         batch += [Inbound(e) for e in self.watch.heartbeats(self.state, now)]
         batch += [Inbound(e) for e in self.watch.silent(self.state, limit_s, now)]
@@ -201,7 +205,7 @@ class Supervisor:
     def _decide_once(self) -> bool:
         """Judge, or make and begin one decision; False when nothing is due."""
         attempt = self.state.attempt
-        if attempt is not None and judge.is_due(attempt):
+        if attempt is not None and attempt.needs_verdict:
             self._append([Inbound(judge.verdict_on(attempt))])
             return True
         now = self._now()
@@ -308,10 +312,9 @@ class Supervisor:
                     now = time.monotonic()
                     for event in self.watch.allocation(self.state, seen.value, now):
                         self.emit(event)
-            try:
-                await asyncio.wait_for(self._look_now.wait(), OBSERVE_S)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OBSERVE_S):
+                    await self._look_now.wait()
 
     async def _scrape(self) -> None:
         while True:

@@ -1,6 +1,5 @@
 """The supervisor's HTTP server: agents, /metrics, /healthz, the status page, operator requests."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +92,7 @@ class Server:
             return web.json_response({"error": "wrong token"}, status=401)
         try:
             what = (await request.json()).get("say")
-        except (json.JSONDecodeError, AttributeError):
+        except (ValueError, AttributeError):
             what = None
         if what not in ("stop", "snapshot"):
             return web.json_response({"error": "say stop or snapshot"}, status=400)

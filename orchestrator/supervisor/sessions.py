@@ -42,6 +42,12 @@ class Session:
     socket: web.WebSocketResponse
     waiting: dict[str, "asyncio.Future[Outcome | None]"] = field(default_factory=dict)
 
+    def give_up(self) -> None:
+        """Tell everybody who waits for an outcome that none will come this way."""
+        for future in self.waiting.values():
+            if not future.done():
+                future.set_result(None)
+
 
 class Sessions:
     """All connected agents. What they say goes to the callbacks of the loop."""
@@ -66,7 +72,7 @@ class Sessions:
     def is_allowed(self, request: web.Request) -> bool:
         """Compare the request's bearer token in constant time."""
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(given.encode(), self._token.encode())
+        return hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Handle one agent's connection until it ends."""
@@ -77,7 +83,8 @@ class Sessions:
         await socket.prepare(request)
         session: Session | None = None
         try:
-            first = await asyncio.wait_for(socket.receive_str(), HELLO_TIMEOUT_S)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await socket.receive_str()
             hello = unpack_from_agent(first)
             if not isinstance(hello, Hello):
                 return socket
@@ -86,8 +93,8 @@ class Sessions:
             async for frame in socket:
                 if frame.type is WSMsgType.TEXT:
                     self._receive(session, frame.data)
-        except (TimeoutError, TypeError, CodecError) as error:
-            log.warning("an agent at %s said something unknown: %s", request.remote, error)
+        except (TimeoutError, TypeError, CodecError, ConnectionError) as error:
+            log.warning("an agent at %s left or said something unknown: %s", request.remote, error)
         finally:
             if session is not None:
                 self._remove(session)
@@ -97,14 +104,15 @@ class Sessions:
 
     async def _admit(self, session: Session) -> None:
         await session.socket.send_str(pack(self._greet(session.hello)))
+        before = self._sessions.get(session.hello.node)
         async with self._changed:
             self._sessions[session.hello.node] = session
             self._changed.notify_all()
+        if before is not None:  # perhaps half open: its orders are given again to the new one
+            before.give_up()
 
     def _remove(self, session: Session) -> None:
-        for future in session.waiting.values():
-            if not future.done():
-                future.set_result(None)
+        session.give_up()
         if self._sessions.get(session.hello.node) is session:
             del self._sessions[session.hello.node]
             self._left.set()
@@ -181,11 +189,14 @@ class Sessions:
 
 def read_or_make_token(path: Path) -> str:
     """Return the run's token, made on first use, readable by its owner only."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text(encoding="utf-8").strip()
+    with contextlib.suppress(FileNotFoundError):
+        if known := path.read_text(encoding="utf-8").strip():
+            return known
+    token = secrets.token_hex(32)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        token = secrets.token_hex(32)
         file.write(token)
+    temporary.replace(path)  # never an empty one: that would let everybody in
     return token

@@ -26,7 +26,6 @@ STARTED = ("restore", "step", "checkpoint", "eval", "finish")
 STEPPING = ("step", "checkpoint", "eval", "finish")
 PROGRESS_SHORTEST_S = 1.0
 PROGRESS_LONGEST_S = 15.0
-GONE_GRACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,14 @@ class Watch:
     def alive(self, node: str, now: float) -> None:
         """An agent said anything."""
         self._nodes[node] = now
+
+    def was_away(self, away_s: float, now: float) -> None:
+        """Leave out a time in which the supervisor itself stood still and could hear nobody."""
+        self._started = min(now, self._started + away_s)
+        self._nodes = {node: min(now, at + away_s) for node, at in self._nodes.items()}
+        self._ranks = {
+            rank: (min(now, at + away_s), report) for rank, (at, report) in self._ranks.items()
+        }
 
     def reported(self, node: str, report: Report, now: float) -> None:
         """Take a node's heartbeats."""
