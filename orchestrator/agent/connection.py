@@ -96,12 +96,11 @@ class Connection:
                 await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
 
     async def _one_connection(self, session: aiohttp.ClientSession) -> None:
-        where = json.loads((self._run_dir / "supervisor.json").read_text(encoding="utf-8"))
-        token = (self._run_dir / "token").read_text(encoding="utf-8").strip()
+        url, token = self._whereabouts()
         # Not wait_for: before Python 3.12 it loses a cancellation that comes with the result.
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             socket = await session.ws_connect(
-                f"{where['url']}/agents",
+                f"{url}/agents",
                 headers={"Authorization": f"Bearer {token}"},
                 heartbeat=PING_S,
                 max_msg_size=MAX_FRAME_BYTES,
@@ -117,6 +116,13 @@ class Connection:
             self._socket = None
             with contextlib.suppress(Exception):
                 await socket.close()
+
+    def _whereabouts(self) -> tuple[str, str]:
+        """Return the supervisor's address and the token; raises OSError or ValueError."""
+        where = json.loads((self._run_dir / "supervisor.json").read_text(encoding="utf-8"))
+        if not (isinstance(where, dict) and isinstance(where.get("url"), str)):
+            raise ValueError("supervisor.json names no address")
+        return where["url"], (self._run_dir / "token").read_text(encoding="utf-8").strip()
 
     async def _receive(self, socket: aiohttp.ClientWebSocketResponse, text: str) -> None:
         try:

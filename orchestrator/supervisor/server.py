@@ -50,6 +50,7 @@ class Server:
                 web.post("/api/operator", self._operator),
             ]
         )
+        app.on_shutdown.append(lambda _: self._sessions.close())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)

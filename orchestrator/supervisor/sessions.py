@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 PING_S = 5.0
 RECONNECT_S = 0.05
+CLOSE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -101,6 +102,13 @@ class Sessions:
             with contextlib.suppress(Exception):
                 await socket.close()
         return socket
+
+    async def close(self) -> None:
+        """Say goodbye to all agents; they look for the next supervisor."""
+        goodbyes = [session.socket.close() for session in self._sessions.values()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*goodbyes, return_exceptions=True)
 
     async def _admit(self, session: Session) -> None:
         await session.socket.send_str(pack(self._greet(session.hello)))
