@@ -111,19 +111,24 @@ def _transfers(
     times["get"] = []
     for step in range(1, repeats // 2 + 1):
         arena, key = _arena(folder, state, step), f"plain/parts-{step}"
-        begun = time.perf_counter()
-        sent = send(store, "b", *arena)
-        times["upload"].append(time.perf_counter() - begun)
+        puts: list[tuple[str, Callable[..., object], tuple[Any, ...]]] = [
+            ("upload", send, (store, "b", *arena)),
+            ("put", _put, (client, server.bucket, body)),
+            ("multipart", _multipart, (client, server.bucket, body, key)),
+        ]
+        for name, action, arguments in puts[step % 3 :] + puts[: step % 3]:  # none is always first
+            times[name].append(_timed(action, *arguments))
+        _commit(store, step, send(store, "b", *arena))  # again: finds it there
         arena[0].close()
-        times["put"].append(_timed(_put, client, server.bucket, body))
-        times["multipart"].append(_timed(_multipart, client, server.bucket, body, key))
-        _commit(store, step, sent)
         (folder / "arena-0").unlink()
-        target = _state(1, like=state)
-        times["restore"].append(_timed(_restore, store, step, target))
+        target, out = _state(1, like=state), bytearray(len(body))
+        gets: list[tuple[str, Callable[..., object], tuple[Any, ...]]] = [
+            ("restore", _restore, (store, step, target)),
+            ("get", _get, (client, server.bucket, out, key)),
+        ]
+        for name, action, arguments in gets[step % 2 :] + gets[: step % 2]:
+            times[name].append(_timed(action, *arguments))
         assert np.array_equal(target["model"]["w0"], state["model"]["w0"])
-        out = bytearray(len(body))
-        times["get"].append(_timed(_get, client, server.bucket, out, key))
     rate = {name: mib / statistics.median(values) for name, values in times.items()}
     return [
         _row("verified upload", rate["upload"], "MiB/s", "boto3 put_object", rate["put"], 1.0),
