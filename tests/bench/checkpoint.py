@@ -42,7 +42,8 @@ def main() -> None:
     state = _state(options.mib * MIB)
     with _folder() as folder:
         rows += _stalls(folder, state, options.repeats)
-        with S3Server(folder) as server:
+        # The server's data are no business of shared memory.
+        with tempfile.TemporaryDirectory() as data, S3Server(Path(data)) as server:
             os.environ.update(server.environment())
             rows += _transfers(folder, state, server, options.repeats)
     if options.json:
@@ -110,7 +111,7 @@ def _transfers(
     times: dict[str, list[float]] = {"upload": [], "put": [], "multipart": [], "restore": []}
     times["get"] = []
     for step in range(1, repeats // 2 + 1):
-        arena, key = _arena(folder, state, step), f"plain/parts-{step}"
+        arena, key = _arena(folder, state, step), f"bench/plain/parts-{step}"
         puts: list[tuple[str, Callable[..., object], tuple[Any, ...]]] = [
             ("upload", send, (store, "b", *arena)),
             ("put", _put, (client, server.bucket, body)),
@@ -129,6 +130,8 @@ def _transfers(
         for name, action, arguments in gets[step % 2 :] + gets[: step % 2]:
             times[name].append(_timed(action, *arguments))
         assert np.array_equal(target["model"]["w0"], state["model"]["w0"])
+        for info in store.list(""):
+            store.delete(info.key)
     rate = {name: mib / statistics.median(values) for name, values in times.items()}
     return [
         _row("verified upload", rate["upload"], "MiB/s", "boto3 put_object", rate["put"], 1.0),
@@ -158,7 +161,7 @@ def _arena(folder: Path, state: dict[str, Any], step: int) -> tuple[MappedArena,
 
 
 def _put(client: Any, bucket: str, body: bytes) -> None:
-    client.put_object(Bucket=bucket, Key=f"plain/{secrets.token_hex(4)}", Body=body)
+    client.put_object(Bucket=bucket, Key=f"bench/plain/{secrets.token_hex(4)}", Body=body)
 
 
 def _multipart(client: Any, bucket: str, body: bytes, key: str) -> None:
@@ -247,7 +250,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a coarse answer within a minute")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     options = parser.parse_args()
-    options.mib, options.repeats = (96, 12) if options.quick else (512, 16)
+    options.mib, options.repeats = (96, 12) if options.quick else (256, 12)
     return options
 
 
