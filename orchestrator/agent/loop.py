@@ -23,9 +23,10 @@ from orchestrator.agent.exporter import AgentExporter
 from orchestrator.agent.ranks import Ranks
 from orchestrator.agent.uploads import Uploads
 from orchestrator.config import RunConfig
-from orchestrator.core.events import RanksGone, Staged, StagedShard
+from orchestrator.core.events import RankExited, RanksGone, Staged, StagedShard
 from orchestrator.wire import (
     Control,
+    FactEvent,
     Hello,
     Order,
     Outcome,
@@ -61,9 +62,7 @@ class Agent:
         self._stops: set[asyncio.Future[None]] = set()
         self._connection = Connection(config.run_dir, self._hello, self._welcomed, self._ordered)
         spec = job_spec(config, node)
-        self._ranks = Ranks(
-            spec, node_dir, config.run_dir / "logs", Scanner(), self._connection.fact
-        )
+        self._ranks = Ranks(spec, node_dir, config.run_dir / "logs", Scanner(), self._rank_fact)
         self._exporter = AgentExporter(config.run.name, node, self._ranks)
         self._uploads = (
             Uploads(node_dir, spec.store_json, spec.run, self._connection.fact)
@@ -74,22 +73,22 @@ class Agent:
     async def run(self) -> None:
         """Serve until told to shut down, or until the supervisor has been gone too long."""
         await self._exporter.start(self._address)
-        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._connection.run())]
+        connection: asyncio.Future[Any] = asyncio.ensure_future(self._connection.run())
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._report_for_ever())]
         if self._uploads is not None:
             tasks.append(asyncio.ensure_future(self._uploads.run()))
-        tasks.append(asyncio.ensure_future(self._report_for_ever()))
-        done: asyncio.Future[Any] = asyncio.ensure_future(self._done.wait())
-        await asyncio.wait((*tasks, done), return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
+        tasks.append(asyncio.ensure_future(self._done.wait()))
+        await asyncio.wait((connection, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in (connection, *tasks):
             if task.done() and task.exception() is not None:
                 log.error("the agent failed", exc_info=task.exception())
         await self._ranks.stop_all(self._config.timeouts.kill_grace_s)
-        for task in (*tasks, done):
-            task.cancel()
-        await asyncio.gather(*tasks, done, return_exceptions=True)
+        await _end(tasks)
         await self._exporter.stop()
         self._release_port()
         shutil.rmtree(self._node_dir, ignore_errors=True)
+        # Last: the supervisor takes this for the agent's own end, and the memory for free.
+        await _end([connection])
 
     def shut_down(self) -> None:
         """End the agent; safe to call from a signal handler of the loop, and twice."""
@@ -187,10 +186,7 @@ class Agent:
         next_report = time.monotonic()
         while True:
             await asyncio.sleep(min(TICK_S, every))
-            staged = self._read_staged()
-            if staged != self._staged:
-                self._staged = staged
-                self._connection.fact(Staged(node=self._node, shards=staged))
+            self._tell_staged()
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + every
                 report = Report(attempt=self._ranks.attempt, ranks=self._ranks.reports())
@@ -200,6 +196,21 @@ class Agent:
                 log.error("no supervisor for %.0f s; ending the ranks and leaving", alone_s)
                 self.shut_down()
 
+    def _rank_fact(self, event: FactEvent) -> None:
+        """Pass on a fact about a rank, and what it staged before its end.
+
+        The supervisor would otherwise take the run for finished without waiting for that upload.
+        """
+        if isinstance(event, RankExited):
+            self._tell_staged()
+        self._connection.fact(event)
+
+    def _tell_staged(self) -> None:
+        staged = self._read_staged()
+        if staged != self._staged:
+            self._staged = staged
+            self._connection.fact(Staged(node=self._node, shards=staged))
+
     def _read_staged(self) -> tuple[StagedShard, ...]:
         shards = [
             StagedShard(rank=slot.rank, step=slot.step, attempt=slot.attempt)
@@ -207,6 +218,12 @@ class Agent:
             for slot in peek(path)
         ]
         return tuple(sorted(shards, key=lambda s: (s.rank, s.step, s.attempt)))
+
+
+async def _end(tasks: "list[asyncio.Future[Any]]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def job_spec(config: RunConfig, node: str) -> JobSpec:

@@ -21,10 +21,22 @@ def die_with_parent() -> None:
 
 
 class RankProcess:
-    """A running rank and its descendants."""
+    """A running rank and its descendants.
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    Attributes:
+        output: What it prints, standard output and error together.
+        told_to_stop: Whether `stop` was called before it ended.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        output: asyncio.StreamReader,
+        pipe: asyncio.BaseTransport,
+    ) -> None:
         self._process = process
+        self._pipe = pipe
+        self.output = output
         self.told_to_stop = False
 
     @classmethod
@@ -36,28 +48,35 @@ class RankProcess:
         Raises:
             OSError: The command or the working directory does not exist.
         """
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=dict(env),
-            cwd=workdir,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
+        # Our own pipe: asyncio's would hold back the exit until every heir has closed it
+        # (https://github.com/python/cpython/issues/119710).
+        ours, theirs = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=theirs,
+                env=dict(env),
+                cwd=workdir,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        output = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", buffering=0)
         )
-        return cls(process)
+        return cls(process, output, pipe)
 
     @property
     def pid(self) -> int:
         """Process id, also the id of its group."""
         return self._process.pid
-
-    @property
-    def output(self) -> asyncio.StreamReader:
-        """What it prints, standard output and error together."""
-        assert self._process.stdout is not None
-        return self._process.stdout
 
     @property
     def is_running(self) -> bool:
@@ -67,6 +86,11 @@ class RankProcess:
     async def wait(self) -> int:
         """Reap it; return its exit code, or minus the signal's number."""
         return await self._process.wait()
+
+    def close(self) -> None:
+        """End what is left of its group, and read no more; for a rank that has been reaped."""
+        self.signal(signal.SIGKILL)
+        self._pipe.close()
 
     def signal(self, signum: int) -> None:
         """Send a signal to the whole group; a group that is gone is no error."""

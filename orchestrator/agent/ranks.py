@@ -85,6 +85,8 @@ class Ranks:
                 await self._start_one(order, local_rank)
         except OSError:
             await self.stop_all(grace_s=0.0)
+            for rank in self._ranks.values():
+                rank.process.close()
             raise
         self._fact(
             RanksStarted(
@@ -136,6 +138,7 @@ class Ranks:
         ended = time.monotonic()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(copying, DRAIN_S)
+        rank.process.close()
         self._fact(
             RankExited(
                 attempt=attempt,

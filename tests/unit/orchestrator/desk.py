@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -87,7 +87,7 @@ class Desk:
         where = json.dumps({"url": self.server.url})
         (self.run_dir / "supervisor.json").write_text(where)
 
-    async def __aenter__(self) -> "Desk":
+    async def __aenter__(self) -> Self:
         await self.open()
         return self
 
@@ -142,7 +142,7 @@ class ScriptedAgent:
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that other tasks bring about."""
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - there is no event for most of them
             await asyncio.sleep(0.005)
 
 

@@ -1,7 +1,6 @@
 """A real server on loopback, with agents that say what the test tells them."""
 
 import asyncio
-import os
 import socket
 import stat
 from collections.abc import Coroutine
@@ -292,7 +291,7 @@ def test_a_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> 
     assert len(token) == 64
     assert read_or_make_token(path) == token
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == ["token"]
+    assert [found.name for found in tmp_path.iterdir()] == ["token"]
 
 
 def test_two_runs_have_two_tokens(tmp_path: Path) -> None:
