@@ -28,6 +28,8 @@ NODES = ("n1", "n2", "n3", "n4")
 ANSWERS = ("ok", "ok", "ok", "refused", "unreachable", "lost", "silent")
 CODES = (0, 0, 1, 77, 78, 127, -6, -9, -11, -15)
 picks = st.integers(min_value=0, max_value=7)
+mostly = st.sampled_from((True, True, True, True, False))
+culprits = st.sampled_from((None, None, *NODES))
 
 
 def check_decision(world: World, decision: Decision) -> None:
@@ -108,7 +110,7 @@ def live_attempts(world: World) -> set[int]:
 class RunMachine(RuleBasedStateMachine):
     """One run of two nodes, one spare and a node that is sometimes added."""
 
-    @initialize(calm=st.booleans())
+    @initialize(calm=mostly)
     def begins(self, calm: bool) -> None:
         self.world = World(POLICY, check=check_decision)
         self.committed: set[tuple[int, int]] = set()
@@ -220,28 +222,41 @@ class RunMachine(RuleBasedStateMachine):
     def a_batch_is_collected(self) -> None:
         self.world.is_holding = True
 
-    @rule(seconds=st.sampled_from((0.01, 1.0, 30.0, 70.0, 130.0)))
+    @rule(seconds=st.sampled_from((0.01, 1.0, 5.0, 30.0, 70.0, 130.0)))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
         self.world.settle()
 
     @precondition(lambda self: self.world.state.attempt and self.world.state.attempt.needs_verdict)
-    @rule(fault=st.sampled_from(FaultKind), node=st.sampled_from((None, *NODES)))
+    @rule(fault=st.sampled_from(FaultKind), node=culprits)
     def an_end_is_judged(self, fault: FaultKind, node: str | None) -> None:
         self.world.judges(fault.value, CLASS_OF[fault].value, node)
+
+    @precondition(lambda self: self.world.state.attempt and not self.world.whole())
+    @rule(fault=st.sampled_from(FaultKind), node=culprits, trains=mostly)
+    def the_run_recovers(self, fault: FaultKind, node: str | None, trains: bool) -> None:
+        self.world.calms()
+        if self.world.state.attempt and self.world.state.attempt.needs_verdict:
+            self.world.judges(fault.value, CLASS_OF[fault].value, node)
+            self.world.calms()
+        if self.world.whole() and trains:
+            self.world.trains(2)
 
     @rule()
     def the_catalogue_is_read(self) -> None:
         self.world.reads_catalogue(answer=True)
 
-    @rule(state=st.sampled_from(("running", "running", "unknown", "gone")))
+    @rule()
+    def a_slow_listing_begins(self) -> None:
+        self.world.lists()
+
+    @rule(state=st.sampled_from(("running", "unknown", "gone")))
     def the_allocation_is_looked_at(self, state: str) -> None:
         self.world.hears(ev.JobObserved(job="job-1", state=state))
 
-    @rule(what=st.sampled_from(("snapshot", "snapshot", "snapshot", "stop")), sure=st.booleans())
-    def the_operator_speaks(self, what: str, sure: bool) -> None:
-        if what == "snapshot" or sure:
-            self.world.hears(ev.OperatorSaid(what=what))
+    @rule(number=st.integers(0, 9))
+    def the_operator_speaks(self, number: int) -> None:
+        self.world.hears(ev.OperatorSaid(what="stop" if number == 5 else "snapshot"))
 
     # Ranks.
 
@@ -252,9 +267,9 @@ class RunMachine(RuleBasedStateMachine):
         agent.exits(sorted(agent.ranks)[rank % len(agent.ranks)], code)
 
     @precondition(lambda self: self.agents(is_stopping=True))
-    @rule(number=picks)
-    def stopped_ranks_die(self, number: int) -> None:
-        self.pick(number, self.agents(is_stopping=True)).kill_all()
+    @rule(number=picks, code=st.sampled_from((0, -9, -15)))
+    def stopped_ranks_die(self, number: int, code: int) -> None:
+        self.pick(number, self.agents(is_stopping=True)).kill_all(code)
 
     @precondition(lambda self: self.world.whole())
     @rule()
@@ -284,11 +299,13 @@ class RunMachine(RuleBasedStateMachine):
         self.world.trains(steps)
 
     @precondition(lambda self: self.world.whole())
-    @rule(steps=st.integers(0, 5), everybody=st.booleans())
-    def all_ranks_save(self, steps: int, everybody: bool) -> None:
+    @rule(steps=st.integers(0, 5), everybody=mostly, calm=st.booleans())
+    def all_ranks_save(self, steps: int, everybody: bool, calm: bool) -> None:
         self.world.saves(steps)
         for agent in self.world.whole()[: None if everybody else 1]:
             self.world.uploads(agent)
+        if calm:
+            self.world.calms()
 
     @precondition(lambda self: self.agents(staged=True))
     @rule(number=picks)
@@ -375,8 +392,9 @@ def replay(world: World) -> None:
 
 TestRun = RunMachine.TestCase
 TestRun.settings = settings(
-    max_examples=120,
+    max_examples=200,
     stateful_step_count=50,
+    print_blob=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -10,12 +10,19 @@ KEPT_SLOTS = 2
 
 
 @dataclass(frozen=True)
+class Welcome:
+    """The answer to a hello: ranks of any attempt but this one must end."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Order:
     """What a supervisor of an epoch told one incarnation of an agent."""
 
     key: str
     epoch: int
-    action: Action
+    action: Action | Welcome
 
 
 @dataclass
@@ -54,6 +61,8 @@ class Agent:
         self.epoch = order.epoch
         self.done.add(order.key)
         match order.action:
+            case Welcome(attempt=attempt) if attempt != self.attempt:
+                self.kill_all()
             case StartRanks() as start if start.attempt > self.attempt:
                 self._start(start)
             case StopRanks() as stop if stop.attempt >= self.attempt:
@@ -86,10 +95,10 @@ class Agent:
         )
         self._tell_when_gone()
 
-    def kill_all(self) -> None:
-        self.is_stopping = True
+    def kill_all(self, code: int = -9) -> None:
+        self.is_stopping = bool(self.ranks)
         for rank in sorted(self.ranks):
-            self.exits(rank, -9)
+            self.exits(rank, code)
 
     def _tell_when_gone(self) -> None:
         if self.is_stopping and not self.ranks:

@@ -22,7 +22,7 @@ from orchestrator.core.events import Event, Origin, Record
 from orchestrator.core.fold import fold
 from orchestrator.core.policy import Policy
 from orchestrator.core.state import State
-from tests.simulated.agents import Agent, Order
+from tests.simulated.agents import Agent, Order, Welcome
 
 MOST_DECISIONS = 30
 Check = Callable[["World", Decision], None]
@@ -51,6 +51,8 @@ class World:
     stopped: set[int] = field(default_factory=set)
     step: int = 0
     born: int = 0
+    hellos: int = 0
+    listing: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
         self.is_holding = True
@@ -179,8 +181,14 @@ class World:
     def reads_catalogue(self, answer: bool) -> None:
         if not answer:
             return self.hears(ev.CatalogueUnknown(why="timeout"))
-        commits = tuple(sorted(self.manifests.items(), reverse=True))
+        commits, self.listing = self.listing, None
+        if commits is None:
+            commits = tuple(sorted(self.manifests.items(), reverse=True))
         return self.hears(ev.CatalogueRead(commits=commits))
+
+    def lists(self) -> None:
+        """A listing is under way: what is committed from now on is not in its answer."""
+        self.listing = tuple(sorted(self.manifests.items(), reverse=True))
 
     def judges(self, fault: str, fault_class: str, node: str | None) -> None:
         attempt = self.state.attempt
@@ -228,11 +236,10 @@ class World:
                 staged=agent.shards(),
             )
         )
-        agent.epoch = self.epoch
+        self.hellos += 1
+        agent.inbox.append(Order(f"hello/{self.hellos}", self.epoch, Welcome(welcome)))
         if not self.state.is_current(agent.node, agent.incarnation):
             agent.is_connected = False  # told to come again
-        if agent.ranks and agent.attempt != welcome:
-            agent.kill_all()
         if not was_holding:
             self.settle()
         for key in self.state.pending:
@@ -270,11 +277,11 @@ class World:
         attempt = self.state.attempt
         if attempt is None or not attempt.is_live:
             return ()
-        agents = tuple(self.agents[name] for name in attempt.nodes)
+        agents = tuple(self.agents[name] for name in attempt.nodes if name in self.agents)
         ready = all(
             a.live_attempt == attempt.number and len(a.ranks) == self.ranks_per_node for a in agents
         )
-        return agents if ready else ()
+        return agents if ready and len(agents) == self.nodes else ()
 
     def trains(self, steps: int) -> None:
         agents = self.whole()

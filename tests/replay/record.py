@@ -1,0 +1,131 @@
+"""Writes the stored journals: `python -m tests.replay.record`.
+
+Run it only when a change of the events or rules is meant to change history; the difference of the
+data files then shows what changed.
+"""
+
+from pathlib import Path
+
+from orchestrator.core import events as ev
+from orchestrator.core.policy import Policy
+from orchestrator.supervisor.journal import render, state_of
+from tests.simulated.world import World
+
+DATA = Path(__file__).parent / "data"
+POLICY = Policy(budget={"process": 5, "node": 5, "storage": 3}, final_upload_s=60.0)
+
+
+def begin() -> World:
+    world = World(POLICY)
+    for name in ("n1", "n2", "n3"):
+        world.boots(name)
+    world.reads_catalogue(answer=True)
+    calm(world)
+    return world
+
+
+def calm(world: World, seconds: float = 1.0) -> None:
+    world.now += seconds
+    world.calms()
+
+
+def train(world: World, *steps: int) -> None:
+    """Train, save and commit, `steps` at a time."""
+    for count in steps:
+        world.now += count * 0.5
+        world.saves(count)
+        for agent in world.whole():
+            world.uploads(agent)
+        calm(world)
+
+
+def judge(world: World, fault: str, fault_class: str, node: str | None = None) -> None:
+    calm(world)
+    world.judges(fault, fault_class, node)
+    calm(world)
+
+
+def three_kills() -> World:
+    """A rank, a node and the supervisor are killed; the run finishes."""
+    world = begin()
+    train(world, 4, 4, 8)
+    world.trains(3)
+    world.agents["n1"].exits(1, -9)
+    judge(world, "rank_killed", "process")
+    train(world, 8)
+    world.loses_agent(world.agents.pop("n2"), silent_s=6.0)
+    judge(world, "node_lost", "node", "n2")
+    train(world, 8)
+    world.restarts(state_of(world.records), catalogue=True)
+    calm(world)
+    train(world, 8, 8)
+    for agent in world.whole():
+        for rank in sorted(agent.ranks):
+            agent.exits(rank, 0)
+    calm(world)
+    assert world.state.over
+    return world
+
+
+def hard_times() -> World:
+    """Lost orders, a bad checkpoint, a silent store, a suspect GPU; stopped by the operator."""
+    world = begin()
+    train(world, 4, 4)
+    world.saves(4)
+    calm(world)
+    for agent in world.whole():
+        world.uploads(agent)
+        while agent.outbox:
+            world.delivers_fact(agent)
+    world.carries_out_next("lost")
+    calm(world, 3.0)
+    world.hears(
+        ev.RankOverdue(attempt=1, node="n2", rank=2, phase="step", step=world.step, for_s=2.5)
+    )
+    judge(world, "hang", "process")
+    world.agents["n1"].exits(0, 77, "restore_failed")
+    judge(world, "restore_failed", "storage")
+    world.agents["n2"].exits(2, 77, "restore_failed")
+    world.agents["n1"].is_connected = False
+    calm(world)
+    world.settle()
+    judge_without_orders(world)
+    train(world, 4)
+    world.hears(ev.OperatorSaid(what="snapshot"))
+    calm(world)
+    world.agents["n2"].exits(3, -7)
+    judge(world, "gpu", "node", "n2")
+    train(world, 8)
+    world.hears(ev.OperatorSaid(what="stop"))
+    calm(world)
+    calm(world, 70.0)
+    assert world.state.over
+    return world
+
+
+def judge_without_orders(world: World) -> None:
+    """The order to start is lost on its way to one node: a slow start, and one more attempt."""
+    world.judges("restore_failed", "storage", None)
+    while world.queue:
+        world.carries_out_next()
+    lost, kept = world.agents["n1"], world.agents["n2"]
+    lost.inbox.clear()
+    world.delivers_order(kept)
+    world.delivers_fact(kept)
+    world.now += 61.0
+    world.settle()
+    judge(world, "unknown", "process")
+
+
+STORIES = {"three_kills": three_kills, "hard_times": hard_times}
+
+
+def write() -> None:
+    DATA.mkdir(exist_ok=True)
+    for name, story in STORIES.items():
+        lines = b"".join(render(record) for record in story().records)
+        (DATA / f"{name}.jsonl").write_bytes(lines)
+
+
+if __name__ == "__main__":
+    write()
