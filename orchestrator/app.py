@@ -10,6 +10,7 @@ import socket
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,14 @@ from orchestrator.config import RunConfig, freeze, load, thaw
 from orchestrator.core.actions import Outcome
 from orchestrator.core.events import Record, RunRequested
 from orchestrator.core.state import State
-from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
+from orchestrator.errors import (
+    AlreadyRunning,
+    ConfigError,
+    EverstepError,
+    LeaseLost,
+    NotFound,
+    PreconditionError,
+)
 from orchestrator.launch.local import LocalLauncher
 from orchestrator.supervisor.journal import FileJournal, Journal, read_records
 from orchestrator.supervisor.lease import Lease
@@ -91,10 +99,12 @@ def run(config_path: Path, *, watcher: Watcher | None = None) -> Outcome:
     except (EverstepError, KeyboardInterrupt, OSError) as error:
         if lease is not None:
             lease.release()
-        if is_new and not _has_records(run_dir):
+        is_ours = not isinstance(error, AlreadyRunning | LeaseLost)
+        if is_new and is_ours and not _has_records(run_dir):
             shutil.rmtree(run_dir, ignore_errors=True)
         if isinstance(error, OSError):
-            raise PreconditionError(f"{error.filename or run_dir}: {error.strerror}") from error
+            text = f"{error.filename or run_dir}: {error.strerror}; put that right and start again"
+            raise PreconditionError(text) from error
         raise
     assert final.outcome is not None
     return final.outcome
@@ -222,14 +232,32 @@ def _check_command(config: RunConfig) -> None:
     workdir, argv = config.job.workdir, config.argv
     if not workdir.is_dir():
         raise PreconditionError(f"job.workdir: no directory {workdir}; create or correct it")
-    if shutil.which(argv[0], path=f"{os.environ.get('PATH', '')}:{workdir}") is None:
-        raise PreconditionError(f"job.command: no program {argv[0]!r} in PATH; correct it")
-    script = next((word for word in argv[1:] if not word.startswith("-")), "")
-    is_script = argv[1:2] == (script,) and script.endswith(".py")
-    if is_script and not (workdir / script).is_file():
+    # As execvp(3) does it in the working directory: a name with a slash is a path, others are not.
+    program = str(workdir / argv[0]) if "/" in argv[0] else argv[0]
+    path = config.job.env.get("PATH", os.environ.get("PATH"))
+    if shutil.which(program, path=path) is None:
+        where = f"in {workdir}" if "/" in argv[0] else "in PATH"
+        raise PreconditionError(f"job.command: no program {argv[0]!r} {where}; correct it")
+    script = _script_of(argv)
+    if script.endswith(".py") and not (workdir / script).is_file():
         raise PreconditionError(
             f"job.command: no script {script} in {workdir}; correct job.command or job.workdir"
         )
+
+
+def _script_of(argv: tuple[str, ...]) -> str:
+    """Return the script that a Python interpreter is to run, "" for none and other programs."""
+    if not Path(argv[0]).name.startswith("python"):
+        return ""
+    words = iter(argv[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word in ("-X", "-W"):
+            next(words, None)
+        elif "m" in word or "c" in word:  # a module, or the program itself
+            return ""
+    return ""
 
 
 def _check_folders(config: RunConfig) -> None:
@@ -239,8 +267,10 @@ def _check_folders(config: RunConfig) -> None:
     folder = config.run.dir
     while not folder.exists():
         folder = folder.parent
-    if not os.access(folder, os.W_OK):
-        raise PreconditionError(f"run.dir: {folder} is not writable; choose another run.dir")
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise PreconditionError(
+            f"run.dir: {folder} is no writable directory; choose another run.dir"
+        )
     for key, place in (("run.dir", folder), ("nodes.memory_dir", memory)):
         free = shutil.disk_usage(place).free
         if free < LEAST_FREE_BYTES:
@@ -270,22 +300,26 @@ def ask(run_dir: Path, what: Literal["stop", "snapshot"]) -> None:
         PreconditionError: The supervisor refuses the token.
     """
     try:
-        where = json.loads((run_dir / "supervisor.json").read_text(encoding="utf-8"))
+        url = json.loads((run_dir / "supervisor.json").read_text(encoding="utf-8"))["url"]
         token = (run_dir / "token").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
+        request = urllib.request.Request(  # noqa: S310 - the address is our own supervisor's
+            f"{url}/api/operator",
+            data=json.dumps({"say": what}).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise NotFound(f"{run_dir.name} has no supervisor to ask; start it first") from error
-    request = urllib.request.Request(  # noqa: S310 - the address is our own supervisor's
-        f"{where['url']}/api/operator",
-        data=json.dumps({"say": what}).encode(),
-        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-    )
+    # The supervisor is near, and its token is nobody else's business: no proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(request, timeout=ASK_TIMEOUT_S) as answer:  # noqa: S310
+        with opener.open(request, timeout=ASK_TIMEOUT_S) as answer:
             answer.read()
     except urllib.error.HTTPError as error:
-        raise PreconditionError(f"the supervisor refused: HTTP {error.code}") from error
+        why = "the token in its run directory is another one; does it belong to this run?"
+        text = why if error.code == HTTPStatus.UNAUTHORIZED else f"HTTP {error.code}"
+        raise PreconditionError(f"the supervisor at {url} refused: {text}") from error
     except OSError as error:
-        raise NotFound(f"no supervisor answers at {where['url']}; start it again") from error
+        raise NotFound(f"no supervisor answers at {url}; start it again") from error
 
 
 def find_run(name_or_path: str) -> Path:
