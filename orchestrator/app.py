@@ -126,7 +126,7 @@ def compose(
         history=history,
         journal=journal,
         lease=lease,
-        launcher=LocalLauncher(config.run_dir),
+        launcher=LocalLauncher(config.run_dir, config.memory_root),
         store=store,
         token=read_or_make_token(config.run_dir / "token"),
         watcher=watcher,

@@ -1,6 +1,8 @@
 """The run's TOML: one file per run, every key checked, every error naming the key and the fix."""
 
+import hashlib
 import itertools
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -136,6 +138,12 @@ class RunConfig(Section):
     def run_dir(self) -> Path:
         """The run's own directory."""
         return self.run.dir / self.run.name
+
+    @property
+    def memory_root(self) -> Path:
+        """Where this run's nodes on this machine keep slots and arenas; no two runs share one."""
+        run = hashlib.sha256(str(self.run_dir.resolve()).encode()).hexdigest()[:10]
+        return self.nodes.memory_dir / f"everstep-{os.getuid()}-{run}"
 
     @property
     def argv(self) -> tuple[str, ...]:

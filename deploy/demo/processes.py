@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.agent.task import memory_dir
 from orchestrator.config import RunConfig
 from orchestrator.launch.local import start_time
 
@@ -51,7 +50,7 @@ def power_off(config: RunConfig, node: str) -> None:
     below = descendants(agent)
     for pid in (agent, *below):
         kill(pid)
-    shutil.rmtree(memory_dir(config, node), ignore_errors=True)
+    shutil.rmtree(config.memory_root / node, ignore_errors=True)
 
 
 def end_run(config: RunConfig, supervisor: int | None) -> None:
@@ -70,4 +69,4 @@ def end_run(config: RunConfig, supervisor: int | None) -> None:
     deadline = time.monotonic() + GONE_S
     while any(is_alive(pid) for pid in left) and time.monotonic() < deadline:
         time.sleep(0.05)
-    shutil.rmtree(memory_dir(config, "node0").parent, ignore_errors=True)
+    shutil.rmtree(config.memory_root, ignore_errors=True)

@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -43,24 +41,8 @@ def run_agent(run_dir: str) -> None:
         asyncio.run(_serve(config, node, own))
 
 
-def memory_dir(config: RunConfig, node: str) -> Path:
-    """Return the node's folder for slots and arenas; two runs never share one."""
-    run = hashlib.sha256(str(config.run_dir.resolve()).encode()).hexdigest()[:10]
-    return config.nodes.memory_dir / f"everstep-{os.getuid()}-{run}" / node
-
-
-def _sweep(nodes: Path, memory: Path) -> None:
-    """Free what agents of this run left in this machine's memory when they were killed."""
-    for left in memory.glob("*"):
-        with contextlib.suppress(OSError), (nodes / left.name / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-    with contextlib.suppress(OSError):  # the last one takes the folder along
-        memory.rmdir()
-
-
 async def _serve(config: RunConfig, node: str, own: Path) -> None:
-    node_dir = memory_dir(config, node)
+    node_dir = config.memory_root / node
     agent = Agent(config, node, node_dir, "127.0.0.1")
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -71,7 +53,8 @@ async def _serve(config: RunConfig, node: str, own: Path) -> None:
     await agent.run()
     # Here and not behind the loop: that one gives SIGTERM, which the launcher may send by now, its
     # default action back.
-    _sweep(own.parent, node_dir.parent)
+    with contextlib.suppress(OSError):  # the last agent of a machine takes the folder along
+        node_dir.parent.rmdir()
     (own / "agent.json").unlink(missing_ok=True)
 
 

@@ -7,6 +7,7 @@ that neither Ctrl-C in the supervisor's terminal nor its death reaches the nodes
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,10 +50,17 @@ def start_time(pid: int) -> int | None:
 
 
 class LocalLauncher:
-    """Launcher for one machine. Files of an allocation lie in `run_dir/submitit`."""
+    """Launcher for one machine.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        run_dir: The files of an allocation lie in `run_dir/submitit`.
+        memory: What the nodes keep in memory. That of a real node ends with it; here the
+            launcher sees to it.
+    """
+
+    def __init__(self, run_dir: Path, memory: Path) -> None:
         self._run_dir = run_dir
+        self._memory = memory
 
     def submit(self, spec: AllocationSpec) -> str:
         """Start the agents; see `Launcher.submit`."""
@@ -119,6 +127,7 @@ class LocalLauncher:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)
             time.sleep(CANCEL_EVERY_S)
+        shutil.rmtree(self._memory, ignore_errors=True)
 
     def _living(self) -> list[ProcessId]:
         agents = (self._run_dir / "nodes").glob("*/agent.json")

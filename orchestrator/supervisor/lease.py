@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class Lease:
             _outwait(folder, newest)
         epoch = newest.epoch + 1 if newest else 1
         lease = cls(folder, epoch)
-        temporary = folder / f".claim-{os.getpid()}"
+        temporary = folder / f".claim-{uuid.uuid4().hex}"
         temporary.write_text(lease._render(), encoding="utf-8")
         try:
             os.link(temporary, folder / _name(epoch))

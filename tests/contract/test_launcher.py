@@ -52,7 +52,7 @@ class LocalBench:
         self.run_dir = self.config.run_dir
         self.run_dir.mkdir()
         freeze(self.config, self.run_dir / "run.json")
-        self.launcher = LocalLauncher(self.run_dir)
+        self.launcher = LocalLauncher(self.run_dir, self.config.memory_root)
 
     def pid(self, node: str) -> int:
         text = (self.run_dir / "nodes" / node / "agent.json").read_text()

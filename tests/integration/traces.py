@@ -4,7 +4,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.agent.task import memory_dir
 from orchestrator.config import RunConfig
 from orchestrator.launch.local import start_time
 
@@ -26,7 +25,7 @@ def processes_of(config: RunConfig) -> dict[int, str]:
 
 def memory_of(config: RunConfig) -> Path:
     """Return the folder of the run's nodes in this machine's memory."""
-    return memory_dir(config, "any").parent
+    return config.memory_root
 
 
 def traces(config: RunConfig) -> list[str]:

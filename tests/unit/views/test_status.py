@@ -32,7 +32,7 @@ def test_a_training_run_says_step_loss_checkpoint_and_nodes() -> None:
 def test_the_interval_says_why_it_moved() -> None:
     before = of(Story().launch())
     assert before["checkpoints"]["interval_why"] == "as the run asked for"
-    after = of(Story().launch().train(30))
+    after = of(Story().launch().train(50))
     assert after["checkpoints"]["interval_steps"] == 40
     assert "20 -> 40 steps" in after["checkpoints"]["interval_why"]
 
