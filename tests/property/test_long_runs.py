@@ -38,6 +38,7 @@ WEIGHTS = {
     "again": 3,
     "late": 2,
     "effect": 16,
+    "commit": 6,
     "stopped": 5,
     "listing": 1,
     "answer": 2,
@@ -111,6 +112,18 @@ class Life:
     def _hang(self) -> None:
         if self.machine.agents(ranks=True):
             self.machine.a_rank_hangs(number=self._number())
+        if self.random.random() < 0.5:
+            self._stops_softly()
+
+    def _stops_softly(self) -> None:
+        """Every rank that is told to stop leaves with code 0, as one that handles SIGTERM."""
+        while self.world.queue:
+            self.world.carries_out_next()
+        for agent in self.world.agents.values():
+            while agent.inbox:
+                self.world.delivers_order(agent)
+            if agent.is_stopping:
+                agent.kill_all(0)
 
     def _lose(self) -> None:
         agent = self.random.choice(list(self.world.agents.values()))
@@ -158,6 +171,15 @@ class Life:
 
     def _supervisor(self) -> None:
         self.machine.the_supervisor_is_replaced(catalogue=self.random.random() < 0.7)
+
+    def _commit(self) -> None:
+        """All facts arrive, and the store answers as it likes."""
+        for agent in self.world.agents.values():
+            while agent.outbox:
+                self.world.delivers_fact(agent)
+        self.world.settle()
+        for _ in range(len(self.world.queue)):
+            self.world.carries_out_next(self.random.choice(ANSWERS))
 
     def _stopped(self) -> None:
         if self.machine.agents(is_stopping=True):
