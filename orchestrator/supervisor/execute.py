@@ -40,10 +40,15 @@ GOODBYE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What an effect may look at besides its action."""
+    """What an effect may look at besides its action.
+
+    Attributes:
+        step_ahead: A step that an order given now reaches all ranks before. The journal knows
+            only now and then how far they are, so what a decision asks for may be behind them.
+    """
 
     state: Callable[[], State]
-    max_step: Callable[[], int]
+    step_ahead: Callable[[], int]
     emit: Callable[[ev.Event], None]
 
 
@@ -102,11 +107,12 @@ class Executor:
                 order = Control(
                     attempt=change.attempt,
                     interval_steps=change.interval_steps,
-                    effective_step=change.effective_step,
+                    effective_step=max(change.effective_step, self._context.step_ahead()),
                 )
                 return await self._order_all(pending.key, change.attempt, order)
             case Snapshot() as snapshot:
-                order = Control(attempt=snapshot.attempt, snapshot_step=snapshot.step)
+                step = max(snapshot.step, self._context.step_ahead())
+                order = Control(attempt=snapshot.attempt, snapshot_step=step)
                 return await self._order_all(pending.key, snapshot.attempt, order)
             case Finish():
                 return await self._finish(pending.key)
@@ -151,11 +157,13 @@ class Executor:
         return _all(outcomes)
 
     async def _stop_ranks(self, key: str, stop: StopRanks) -> tuple[bool, str]:
-        policy = self._context.state().policy
+        state = self._context.state()
+        policy = state.policy
+        known = state.attempt.max_step if state.attempt is not None else -1
         order = StopNode(
             attempt=stop.attempt,
             planned=stop.planned,
-            stop_step=self._context.max_step() + 2,
+            stop_step=max(known + 2, self._context.step_ahead()),
             save_s=policy.stop_save_s,
             grace_s=policy.kill_grace_s,
         )

@@ -92,7 +92,11 @@ class Supervisor:
             gpus_per_node=config.nodes.gpus_per_node,
             run_dir=config.run_dir,
         )
-        context = Context(state=lambda: self.state, max_step=self.watch.max_step, emit=self.emit)
+        context = Context(
+            state=lambda: self.state,
+            step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
+            emit=self.emit,
+        )
         self._executor = Executor(self.sessions, launcher, store, spec, context)
 
     def emit(self, event: Event) -> None:

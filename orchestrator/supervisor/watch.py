@@ -26,6 +26,7 @@ STARTED = ("restore", "step", "checkpoint", "eval", "finish")
 STEPPING = ("step", "checkpoint", "eval", "finish")
 PROGRESS_SHORTEST_S = 1.0
 PROGRESS_LONGEST_S = 15.0
+ORDER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +91,18 @@ class Watch:
         """Return the latest report of each rank of the newest attempt."""
         return {rank: report for rank, (_, report) in self._ranks.items()}
 
-    def max_step(self) -> int:
-        """Return the furthest step that any rank has reported, -1 for none."""
-        return max((report.step for _, report in self._ranks.values()), default=-1)
+    def step_ahead(self, now: float) -> int:
+        """Return a step that an order sent now reaches all ranks before; 1 when none has reported.
+
+        A report is as old as a heartbeat, and a rank goes on until the order is there.
+        """
+        return 2 + max(
+            (
+                report.step + _steps_in(now - at + ORDER_S, report.step_s)
+                for at, report in self._ranks.values()
+            ),
+            default=-1,
+        )
 
     def silent(self, state: State, limit_s: float, now: float) -> list[Event]:
         """Return the agents that have said nothing for longer than `limit_s`."""
@@ -224,6 +234,10 @@ class Watch:
         age_s = state.at - state.requested_at
         self._next_progress = now + min(max(PROGRESS_SHORTEST_S, age_s / 600), PROGRESS_LONGEST_S)
         return [event]
+
+
+def _steps_in(seconds: float, step_s: float) -> int:
+    return math.ceil(seconds / step_s) if step_s > 0 and math.isfinite(step_s) else 0
 
 
 def _largest(values: "object") -> float:

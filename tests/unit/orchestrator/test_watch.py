@@ -109,7 +109,7 @@ def test_an_ended_attempt_has_no_heartbeats(phase: AttemptPhase) -> None:
 def test_reports_of_an_older_attempt_are_left_out() -> None:
     watch = watching(rank(0), rank(1))
     watch.reported("n0", Report(attempt=1, ranks=(rank(0, step=99),)), T)
-    assert watch.max_step() == 3
+    assert watch.ranks()[0].step == 3
     watch.reported("n2", Report(attempt=0, ranks=()), T)
     assert set(watch.ranks()) == {0, 1}
 
@@ -119,14 +119,19 @@ def test_a_newer_attempt_begins_with_nothing_known() -> None:
     watch.heartbeats(running(), T)
     watch.reported("n0", Report(attempt=3, ranks=(rank(0, step=1),)), T)
     assert set(watch.ranks()) == {0}
-    assert watch.max_step() == 1
     watch.reported("n1", Report(attempt=3, ranks=(rank(1, step=1),)), T)
     events = watch.heartbeats(running(number=3), T)
     assert [e.attempt for e in of(events, ev.PhaseReached)] == [3, 3, 3]
 
 
-def test_without_reports_there_is_no_step() -> None:
-    assert Watch(started=T).max_step() == -1
+def test_an_order_is_for_a_step_that_no_rank_reaches_before_it() -> None:
+    assert Watch(started=T).step_ahead(T) == 1, "the first step is still to come"
+    slow = watching(rank(0, step=5, step_s=60.0), rank(1, step=6, step_s=60.0))
+    assert slow.step_ahead(T) == 6 + 2 + 1
+    fast = watching(rank(0, step=50, step_s=0.01), rank(1, step=51, step_s=math.nan))
+    assert fast.step_ahead(T + 0.5) >= 50 + 2 + 150, "it went on since its last report"
+    unknown = watching(rank(0, step=5, step_s=math.nan))
+    assert unknown.step_ahead(T) == 7
 
 
 def test_a_rank_is_overdue_when_its_phase_takes_too_long() -> None:

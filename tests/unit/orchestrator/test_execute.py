@@ -1,0 +1,345 @@
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpointing.commit import CommitOutcome
+from checkpointing.errors import CommitRefused, StoreUnavailable
+from orchestrator.core import events as ev
+from orchestrator.core.actions import (
+    Action,
+    Commit,
+    Finish,
+    Launch,
+    Outcome,
+    SetInterval,
+    Snapshot,
+    StartRanks,
+    StopRanks,
+    Wait,
+)
+from orchestrator.core.events import Event, ShardUploaded
+from orchestrator.core.policy import Policy
+from orchestrator.core.state import Attempt, AttemptPhase, Node, Pending, State
+from orchestrator.launch.launcher import AllocationSpec
+from orchestrator.supervisor import execute
+from orchestrator.supervisor.execute import Context, Executor
+from orchestrator.wire import Control, OrderBody, ReservePort, Shutdown, StartNode, StopNode
+from orchestrator.wire import Outcome as Answer
+from tests.contract.fake_launcher import FakeLauncher
+
+
+class Ears:
+    """Agents that answer at once, or never."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[str, str, int, OrderBody]] = []
+        self.refusing: set[str] = set()
+        self.gone: list[tuple[str, ...]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def order(
+        self, node: str, key: str, epoch: int, body: OrderBody, timeout_s: float
+    ) -> Answer:
+        await self.gate.wait()
+        self.orders.append((node, key, epoch, body))
+        if node in self.refusing:
+            return Answer(key=key, ok=False, detail=f"{node} did not answer")
+        return Answer(key=key, ok=True, detail="29500" if isinstance(body, ReservePort) else "")
+
+    async def all_gone(self, nodes: tuple[str, ...], timeout_s: float) -> None:
+        self.gone.append(nodes)
+
+
+def node(name: str, **changes: Any) -> Node:
+    return Node(
+        name=name,
+        incarnation="i1",
+        alive=changes.get("alive", True),
+        address=f"10.0.0.{name[1:]}",
+        metrics_url="",
+        joined_seq=1,
+    )
+
+
+def under_way(**changes: Any) -> State:
+    attempt = Attempt(
+        number=2,
+        nodes=("n0", "n1"),
+        ranks_per_node=4,
+        restore=None,
+        phase=AttemptPhase.RUNNING,
+        ordered_at=0.0,
+        ordered_seq=1,
+        max_step=40,
+    )
+    shard = {
+        "attempt": 2,
+        "step": 30,
+        "world": 2,
+        "index_crc64": 1,
+        "nbytes": 1,
+        "upload_s": 1.0,
+    }
+    shards = {rank: ShardUploaded(rank=rank, index_key=f"k{rank}", **shard) for rank in (0, 1)}
+    return State(
+        policy=Policy(budget={}, kill_grace_s=3.0, stop_save_s=9.0),
+        epoch=5,
+        job="7",
+        attempt=attempt,
+        nodes={"n0": node("n0"), "n1": node("n1"), "n2": node("n2", alive=False)},
+        uploads={(30, 2): shards},
+        **changes,
+    )
+
+
+class Bench:
+    """An executor with ears and a launcher, and what it emits."""
+
+    def __init__(self, state: State, *, ahead: int = 7, store: Any = None) -> None:
+        self.ears = Ears()
+        self.launcher = FakeLauncher()
+        self.emitted: list[Event] = []
+        spec = AllocationSpec(key="", name="big", nodes=0, gpus_per_node=8, run_dir=Path("/r"))
+        context = Context(state=lambda: state, step_ahead=lambda: ahead, emit=self.emitted.append)
+        ears: Any = self.ears
+        self.executor = Executor(ears, self.launcher, store, spec, context)
+
+    async def does(self, action: Action, key: str = "big/2/do/1") -> ev.ActionDone:
+        self.executor.start(Pending(key=key, action=action, seq=1, at=0.0))
+        async with asyncio.timeout(10):
+            while not isinstance(self.emitted[-1:][0] if self.emitted else None, ev.ActionDone):
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # its task ends behind its last word
+        done = self.emitted[-1]
+        assert isinstance(done, ev.ActionDone)
+        assert done.key == key
+        return done
+
+
+def play(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+START = StartRanks(attempt=3, nodes=("n1", "n0"), ranks_per_node=4, restore=None, interval_steps=10)
+
+
+def test_ranks_are_started_on_every_node_with_one_port_of_the_first() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        assert (await bench.does(START, "k")).ok
+        port, *starts = bench.ears.orders
+        assert port[:3] == ("n1", "k/port", 5)
+        assert [(name, key, epoch) for name, key, epoch, _ in starts] == [
+            ("n1", "k/n1", 5),
+            ("n0", "k/n0", 5),
+        ]
+        bodies = [body for *_, body in starts if isinstance(body, StartNode)]
+        assert [body.node_rank for body in bodies] == [0, 1]
+        assert {(b.master_addr, b.master_port, b.num_nodes) for b in bodies} == {
+            ("10.0.0.1", 29_500, 2)
+        }
+
+    play(main())
+
+
+def test_an_agent_that_does_not_start_its_ranks_is_told_by_name() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        bench.ears.refusing = {"n0"}
+        done = await bench.does(START)
+        assert (done.ok, done.detail) == (False, "n0 did not answer")
+        bench.ears.refusing = {"n1"}
+        bench.ears.orders.clear()
+        bench.emitted.clear()
+        assert not (await bench.does(START)).ok
+        assert len(bench.ears.orders) == 1, "nobody starts without a port"
+
+    play(main())
+
+
+@pytest.mark.parametrize(("ahead", "step"), [(90, 90), (7, 42)])
+def test_a_stop_is_for_a_step_that_is_ahead_of_all_ranks(ahead: int, step: int) -> None:
+    async def main() -> None:
+        bench = Bench(under_way(), ahead=ahead)
+        assert (await bench.does(StopRanks(attempt=2, nodes=("n0", "n1"), planned=True))).ok
+        for *_, body in bench.ears.orders:
+            assert body == StopNode(
+                attempt=2, planned=True, stop_step=step, save_s=9.0, grace_s=3.0
+            )
+
+    play(main())
+
+
+@pytest.mark.parametrize(("ahead", "step"), [(90, 90), (7, 50)])
+def test_a_snapshot_and_a_new_interval_are_never_behind_a_rank(ahead: int, step: int) -> None:
+    async def main() -> None:
+        bench = Bench(under_way(), ahead=ahead)
+        assert (await bench.does(Snapshot(attempt=2, step=50))).ok
+        change = SetInterval(
+            attempt=2,
+            interval_steps=20,
+            effective_step=50,
+            previous_steps=10,
+            goodput=0.9,
+            binding="",
+            inputs={},
+        )
+        bench.emitted.clear()
+        assert (await bench.does(change)).ok
+        bodies = [body for *_, body in bench.ears.orders if isinstance(body, Control)]
+        assert [body.snapshot_step for body in bodies] == [step, step, -1, -1]
+        assert [body.effective_step for body in bodies] == [-1, -1, step, step]
+        assert [body.interval_steps for body in bodies] == [-1, -1, 20, 20]
+
+    play(main())
+
+
+def test_an_attempt_that_is_over_gets_no_more_orders() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        done = await bench.does(Snapshot(attempt=1, step=50))
+        assert (done.ok, done.detail) == (False, "attempt 1 is over")
+        assert not bench.ears.orders
+
+    play(main())
+
+
+def test_an_action_that_is_under_way_is_not_begun_twice() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        bench.ears.gate.clear()
+        pending = Pending(key="k", action=Snapshot(attempt=2, step=50), seq=1, at=0.0)
+        bench.executor.start(pending)
+        bench.executor.start(pending)
+        await asyncio.sleep(0.01)
+        bench.ears.gate.set()
+        await asyncio.sleep(0.05)
+        assert len(bench.ears.orders) == 2
+        assert len(bench.emitted) == 1
+
+    play(main())
+
+
+def test_a_launch_has_the_decisions_key_and_shape() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        first = await bench.does(Launch(nodes=3), "big/0/launch/1")
+        bench.emitted.clear()
+        again = await bench.does(Launch(nodes=3), "big/0/launch/1")
+        assert first == again
+        assert bench.launcher.allocations() == 1
+        bench.launcher.refusal = "no such partition"
+        bench.emitted.clear()
+        refused = await bench.does(Launch(nodes=3), "big/0/launch/2")
+        assert (refused.ok, refused.detail) == (False, "no such partition")
+
+    play(main())
+
+
+def test_an_end_tells_the_living_agents_and_gives_the_allocation_back() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        assert (await bench.does(Finish(outcome=Outcome.FINISHED), "k")).ok
+        assert [(name, type(body)) for name, _, _, body in bench.ears.orders] == [
+            ("n0", Shutdown),
+            ("n1", Shutdown),
+        ]
+        assert bench.ears.gone == [("n0", "n1")]
+
+    play(main())
+
+
+def test_an_agent_that_does_not_answer_does_not_hold_back_the_end() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        bench.ears.refusing = {"n0", "n1"}
+        assert (await bench.does(Finish(outcome=Outcome.FAILED))).ok
+
+    play(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "events", "detail"),
+    [
+        (
+            CommitOutcome(committed=True, already=False, manifest_key="m", nbytes=9, why=""),
+            [ev.CheckpointCommitted(step=30, attempt=2, manifest_key="m", nbytes=9)],
+            "m",
+        ),
+        (
+            CommitOutcome(committed=False, already=True, manifest_key="m", nbytes=0, why="other"),
+            [ev.CommitRefused(step=30, attempt=2, why="other")],
+            "other",
+        ),
+        (
+            CommitRefused("tensor w: rank 0 against rank 1"),
+            [ev.CommitRefused(step=30, attempt=2, why="tensor w: rank 0 against rank 1")],
+            "tensor w: rank 0 against rank 1",
+        ),
+        (StoreUnavailable("no answer"), [], "no answer"),
+    ],
+    ids=["committed", "taken", "refused", "unanswered"],
+)
+def test_a_commit_is_told_as_what_came_of_it(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, events: list[Event], detail: str
+) -> None:
+    asked: list[Any] = []
+
+    def commit(*args: Any, **more: Any) -> Any:
+        asked.append((args, more))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(execute, "commit", commit)
+    monkeypatch.setattr(execute, "COMMIT_RETRY_S", 0.0)
+
+    async def main() -> None:
+        bench = Bench(under_way(), store="the store")
+        done = await bench.does(Commit(step=30, attempt=2))
+        assert bench.emitted[:-1] == events
+        assert done.detail == detail
+        (args, more) = asked[0]
+        assert args[:4] == ("the store", "big", 30, 2)
+        assert [record.index_key for record in args[4]] == ["k0", "k1"]
+        assert more == {"world": 2, "write_id": "big/2/commit/30"}
+
+    play(main())
+
+
+def test_what_goes_wrong_unexpectedly_is_an_outcome_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        monkeypatch.setattr(bench.launcher, "submit", lambda _: 1 / 0)
+        done = await bench.does(Launch(nodes=1))
+        assert (done.ok, done.detail) == (False, "ZeroDivisionError: division by zero")
+
+    play(main())
+
+
+def test_effects_that_are_under_way_at_the_end_have_no_outcome() -> None:
+    """The next supervisor takes them up from the journal."""
+
+    async def main() -> None:
+        bench = Bench(under_way())
+        bench.ears.gate.clear()
+        action = Snapshot(attempt=2, step=50)
+        bench.executor.start(Pending(key="k", action=action, seq=1, at=0.0))
+        await asyncio.sleep(0)
+        await bench.executor.close()
+        assert not bench.emitted
+
+    play(main())
+
+
+def test_waiting_needs_nothing_done() -> None:
+    async def main() -> None:
+        assert (await Bench(under_way()).does(Wait())).ok
+
+    play(main())
