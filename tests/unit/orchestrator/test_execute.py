@@ -29,6 +29,7 @@ from orchestrator.supervisor.execute import Context, Executor
 from orchestrator.wire import Control, OrderBody, ReservePort, Shutdown, StartNode, StopNode
 from orchestrator.wire import Outcome as Answer
 from tests.contract.fake_launcher import FakeLauncher
+from tests.unit.orchestrator.desk import until
 
 
 class Ears:
@@ -110,10 +111,7 @@ class Bench:
 
     async def does(self, action: Action, key: str = "big/2/do/1") -> ev.ActionDone:
         self.executor.start(Pending(key=key, action=action, seq=1, at=0.0))
-        async with asyncio.timeout(10):
-            while not isinstance(self.emitted[-1:][0] if self.emitted else None, ev.ActionDone):
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0)  # its task ends behind its last word
+        await until(lambda: self.emitted and isinstance(self.emitted[-1], ev.ActionDone))
         done = self.emitted[-1]
         assert isinstance(done, ev.ActionDone)
         assert done.key == key
