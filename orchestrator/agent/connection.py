@@ -150,8 +150,11 @@ class Connection:
             await self._wake.wait()
             self._wake.clear()
             for fact in tuple(self._outbox):
-                if fact.n > self._sent and await self._send(fact):
-                    self._sent = fact.n
+                if fact.n <= self._sent:
+                    continue
+                if not await self._send(fact):
+                    break  # a later one on the next connection would make this one look repeated
+                self._sent = fact.n
 
     def _drop(self, n: int) -> None:
         while self._outbox and self._outbox[0].n <= n:

@@ -2,13 +2,22 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.agent.connection import Connection
 from orchestrator.core.events import RanksGone
-from orchestrator.wire import Order, Outcome, Report, ReservePort, Welcome
+from orchestrator.wire import (
+    Fact,
+    Order,
+    Outcome,
+    Report,
+    ReservePort,
+    Welcome,
+    pack,
+    unpack_from_agent,
+)
 from tests.unit.orchestrator.desk import Desk, greeting, until
 
 
@@ -146,6 +155,45 @@ def test_an_agent_can_introduce_itself_again(tmp_path: Path) -> None:
             await until(lambda: line.welcomes)
             await connection.introduce_again()
             await until(lambda: len(desk.hellos) == 2)
+
+    play(main())
+
+
+class Socket:
+    """A connection that notes what is sent."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def send_str(self, text: str) -> None:
+        self.sent.append(text)
+
+
+def test_a_fact_that_a_lost_connection_held_up_is_not_overtaken_on_the_next(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        connection = Line(tmp_path).connection
+        second = Socket()
+        welcome = pack(Welcome(epoch=1, acked=0, attempt=0))
+
+        class Lost(Socket):
+            """Breaks in the middle of a fact; the next connection is there before that shows."""
+
+            async def send_str(self, _: str) -> None:
+                await connection._receive(cast(Any, second), welcome)
+                raise ConnectionResetError
+
+        for attempt in (1, 2, 3):
+            connection.fact(gone(attempt))
+        pump = asyncio.ensure_future(connection._pump())
+        await connection._receive(cast(Any, Lost()), welcome)
+        await until(lambda: len(second.sent) >= 3)
+        pump.cancel()
+        heard = [unpack_from_agent(text) for text in second.sent]
+        assert [fact.n for fact in heard if isinstance(fact, Fact)] == [1, 2, 3]
 
     play(main())
 
