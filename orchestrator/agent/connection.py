@@ -59,7 +59,15 @@ class Connection:
         self._wake = asyncio.Event()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._tasks: set[asyncio.Future[object]] = set()
-        self.last_contact = time.monotonic()
+        self._parted = time.monotonic()
+
+    @property
+    def alone_s(self) -> float:
+        """For how long no supervisor has been there, 0 while one is.
+
+        A living one may have nothing to say for days: the pings of the connection tell.
+        """
+        return 0.0 if self._socket is not None else time.monotonic() - self._parted
 
     @property
     def unsent(self) -> int:
@@ -110,10 +118,10 @@ class Connection:
             async for frame in socket:
                 if frame.type is not aiohttp.WSMsgType.TEXT:
                     break
-                self.last_contact = time.monotonic()
                 await self._receive(socket, frame.data)
         finally:
-            self._socket = None
+            if self._socket is not None:
+                self._socket, self._parted = None, time.monotonic()
             with contextlib.suppress(Exception):
                 await socket.close()
 

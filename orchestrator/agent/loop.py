@@ -191,10 +191,10 @@ class Agent:
                 next_report = time.monotonic() + every
                 report = Report(attempt=self._ranks.attempt, ranks=self._ranks.reports())
                 self._connection.report(report)
-            alone_s = time.monotonic() - self._connection.last_contact
+            alone_s = self._connection.alone_s
             if alone_s > self._config.timeouts.supervisor_lost_s:
                 log.error("no supervisor for %.0f s; ending the ranks and leaving", alone_s)
-                self.shut_down()
+                return
 
     def _rank_fact(self, event: FactEvent) -> None:
         """Pass on a fact about a rank, and what it staged before its end.

@@ -159,6 +159,21 @@ def test_an_agent_can_introduce_itself_again(tmp_path: Path) -> None:
     play(main())
 
 
+def test_a_supervisor_that_has_nothing_to_say_is_not_gone(tmp_path: Path) -> None:
+    """A script without heartbeats makes no facts, so nothing is acknowledged for days."""
+
+    async def main() -> None:
+        line = Line(tmp_path)
+        async with Desk(tmp_path) as desk, line.running() as connection:
+            await until(lambda: line.welcomes)
+            await asyncio.sleep(0.3)
+            assert connection.alone_s == 0.0
+            await desk.server.stop()
+            await until(lambda: connection.alone_s > 0.0)
+
+    play(main())
+
+
 class Socket:
     """A connection that notes what is sent."""
 
