@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from checkpointing.commit import UploadRecord, commit
@@ -77,6 +77,16 @@ class Executor:
         task = asyncio.ensure_future(self._run(pending))
         self._running[pending.key] = task
         task.add_done_callback(lambda _: self._running.pop(pending.key, None))
+
+    def drop_all_but(self, pending: Container[str]) -> None:
+        """Give up the actions whose keys are not pending any more.
+
+        An order that waits for a lost node must not reach it when it comes back: by then others
+        have its ranks.
+        """
+        for key, task in self._running.items():
+            if key not in pending:
+                task.cancel()
 
     async def close(self) -> None:
         """Leave unfinished effects alone; the next supervisor takes them up from the journal."""

@@ -251,6 +251,7 @@ class Supervisor:
                 "the ranks go on; make room and start the supervisor again"
             ) from error
         self.state = state
+        self._executor.drop_all_but(state.pending)
         for record, after in records:
             self._history.see(record, after)
         if self._watcher is not None:

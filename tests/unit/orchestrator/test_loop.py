@@ -256,6 +256,29 @@ def test_an_order_that_a_dead_supervisor_left_open_is_given_again_under_its_key(
     play(main())
 
 
+def test_an_order_to_start_that_was_overtaken_by_events_is_not_given_any_more(
+    tmp_path: Path,
+) -> None:
+    """Its node got lost before it heard of it, and comes back when others have its ranks."""
+    office = Office(tmp_path, nodes={"spares": 1})
+
+    async def main() -> None:
+        async with office.open():
+            async with office.agent("node0") as agent:
+                await agent.hears(ReservePort)
+                await until(lambda: office.events(ev.DecisionMade))
+            await until(lambda: not office.supervisor.sessions.is_connected("node0"))
+            office.launcher.kill_node("node0")
+            async with office.agent("node1") as spare:
+                assert (await spare.starts()).attempt == 2
+                async with office.agent("node0") as late:
+                    await until(lambda: office.state.nodes["node0"].alive)
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(late.hears(StartNode), 0.5)
+
+    play(main())
+
+
 def test_a_killed_rank_stops_the_attempt_and_starts_the_next(tmp_path: Path) -> None:
     office = Office(tmp_path, nodes={"ranks_per_node": 2})
 
