@@ -60,6 +60,7 @@ class Agent:
         self._done = asyncio.Event()
         self._over = 0  # attempts up to this one were stopped here and are never started again
         self._stops: set[asyncio.Future[None]] = set()
+        self._changing = asyncio.Lock()  # a stop in the middle of a start would miss some ranks
         self._connection = Connection(config.run_dir, self._hello, self._welcomed, self._ordered)
         spec = job_spec(config, node)
         self._ranks = Ranks(spec, node_dir, config.run_dir / "logs", Scanner(), self._rank_fact)
@@ -107,10 +108,12 @@ class Agent:
 
     async def _welcomed(self, welcome: Welcome) -> None:
         self._epoch = max(self._epoch, welcome.epoch)
-        if self._ranks.running and self._ranks.attempt != welcome.attempt:
+        async with self._changing:
+            if not self._ranks.running or self._ranks.attempt == welcome.attempt:
+                return
             log.warning("attempt %d is over; ending its ranks", self._ranks.attempt)
             await self._ranks.stop_all(grace_s=0.0)
-            await self._connection.introduce_again()
+        await self._connection.introduce_again()
 
     async def _ordered(self, order: Order) -> Outcome:
         if order.epoch < self._epoch:
@@ -147,20 +150,22 @@ class Agent:
 
     async def _stop(self, stop: StopNode) -> None:
         """Stop an attempt's ranks, and say so even when none of them was ever started."""
-        if stop.attempt == self._ranks.attempt:
-            await self._ranks.stop(stop)
+        async with self._changing:
+            if stop.attempt == self._ranks.attempt:
+                await self._ranks.stop(stop)
         self._connection.fact(RanksGone(attempt=stop.attempt, node=self._node))
 
     async def _start(self, key: str, start: StartNode) -> Outcome:
-        newest = max(self._ranks.attempt, self._over)
-        if start.attempt <= newest:
-            text = f"attempt {start.attempt} is not newer than {newest}"
-            return Outcome(key=key, ok=False, detail=text)
-        try:
-            await self._ranks.start(start)
-        except OSError as error:
-            self._ranks.not_started(start, f"cannot start {self._config.argv[0]}: {error}")
-        return Outcome(key=key, ok=True)
+        async with self._changing:
+            newest = max(self._ranks.attempt, self._over)
+            if start.attempt <= newest:
+                text = f"attempt {start.attempt} is not newer than {newest}"
+                return Outcome(key=key, ok=False, detail=text)
+            try:
+                await self._ranks.start(start)
+            except OSError as error:
+                self._ranks.not_started(start, f"cannot start {self._config.argv[0]}: {error}")
+            return Outcome(key=key, ok=True)
 
     def _reserve_port(self, attempt: int) -> int:
         """Hold a free port for the attempt's rendezvous until the next attempt.

@@ -219,6 +219,30 @@ def test_an_attempt_is_started_once_and_never_after_a_later_one_or_its_own_stop(
     play(main())
 
 
+def test_a_stop_in_the_middle_of_a_start_leaves_no_rank(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with office(tmp_path) as desk:
+            ranks = desk.agent._ranks
+            start_one, begun = ranks._start_one, asyncio.Event()
+
+            async def slowly(*of: Any) -> None:
+                await start_one(*of)
+                begun.set()
+                await asyncio.sleep(0.2)
+
+            ranks._start_one = slowly
+            start = asyncio.ensure_future(desk.orders("start/1", START))
+            await begun.wait()
+            assert (await desk.orders("stop/1", STOP)).ok
+            await until(lambda: desk.facts_of(RanksGone))
+            assert not ranks.running
+            await start
+            assert not ranks.running
+            assert isinstance(desk.facts[-1].event, RanksGone), "the last word on the attempt"
+
+    play(main())
+
+
 def test_a_new_attempt_ends_the_ranks_of_the_one_before(tmp_path: Path) -> None:
     async def main() -> None:
         async with office(tmp_path) as desk:
