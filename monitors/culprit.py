@@ -22,10 +22,13 @@ def copies(first: Root, found: Iterable[Root]) -> list[Root]:
     return [
         r
         for r in found
-        if r.tier is first.tier
-        and r.fault is first.fault
-        and r.at - first.at <= within
-        and (r.source.signature, r.source.code, r.source.signal) == mark
+        if r is first
+        or (
+            r.tier is first.tier
+            and r.fault is first.fault
+            and r.at - first.at <= within
+            and (r.source.signature, r.source.code, r.source.signal) == mark
+        )
     ]
 
 

@@ -389,3 +389,10 @@ def test_a_thousand_victims_give_a_page_and_not_a_book() -> None:
     evidence = [exit_(0, 1.0, 0, "n0", signal=9)]
     evidence += [exit_(rank, 1.1, rank, f"n{rank}", code=1) for rank in range(1, 1000)]
     assert len(judge(evidence).discounted) <= 20
+
+
+def test_a_time_that_is_no_number_still_gives_a_verdict() -> None:
+    for at in (float("inf"), float("nan")):
+        verdict = judge([exit_(1, at, 0, "n1", code=77)])
+        assert verdict.fault is FaultKind.RESTORE_FAILED
+        assert verdict.rank == 0
