@@ -15,9 +15,7 @@ OUTSIDE_FAULTS = frozenset({FaultKind.PREEMPTED, FaultKind.TIME_LIMIT})
 
 
 class Case:
-    """All evidence of one incident, put in order once and indexed by rank."""
-
-    """All evidence of one incident, put in order once and indexed by rank."""
+    """What was seen, sorted into exits, hangs, lost nodes and known lines."""
 
     def __init__(self, evidence: Sequence[Evidence]) -> None:
         ordered = sorted(evidence, key=lambda e: (e.at, e.seq, repr(e)))
