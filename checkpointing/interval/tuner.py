@@ -10,6 +10,7 @@ from checkpointing.interval.waste import Costs, unbounded_optimum_s, waste
 
 HYSTERESIS: Final = 0.20
 MAX_FACTOR: Final = 2.0
+_MOST_STEPS: Final = 1e15  # "never", as a number that a slot can hold
 
 
 class Binding(StrEnum):
@@ -128,11 +129,12 @@ def _wanted(inputs: TunerInputs, costs: Costs, rate: float) -> tuple[float, Bind
 
 def _whole_steps(steps: float, binding: Binding) -> int:
     """Round away from what limits: down under a cap, up above a floor."""
+    steps = min(steps, _MOST_STEPS)
     if binding is Binding.LOST_WORK:
         return max(1, math.floor(steps + 1e-9))
     if binding in (Binding.UPLOAD, Binding.OVERHEAD):
         return max(1, math.ceil(steps - 1e-9))
-    return max(1, round(min(steps, 1e15)))
+    return max(1, round(steps))
 
 
 def _damped(wanted: int, inputs: TunerInputs, costs: Costs) -> tuple[int, str]:

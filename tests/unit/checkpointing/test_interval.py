@@ -110,6 +110,13 @@ def test_caps_bind() -> None:
     assert 6.6 / dear.interval_steps <= 0.001
 
 
+@pytest.mark.parametrize("overhead", [0.0, 1e-300])
+def test_a_cap_that_no_save_can_meet_is_still_a_number_of_steps(overhead: float) -> None:
+    choice = choose(replace(INPUTS, max_overhead=overhead))
+    assert choice.binding is Binding.OVERHEAD
+    assert 10**9 < choice.interval_steps < 2**63
+
+
 def test_what_is_not_measured_changes_nothing() -> None:
     for field in ("step_s", "stall_s", "upload_s", "slowdown", "restart_s"):
         choice = choose(replace(INPUTS, **{field: math.nan}, interval_steps=17))
