@@ -105,7 +105,8 @@ def _open(path: Path) -> NDArray[np.unsignedinteger[Any]]:
 
 def _open_npy(path: Path) -> NDArray[np.unsignedinteger[Any]]:
     try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        # Not np.load, which opens zip archives and pickles as well.
+        tokens = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
         raise DataError(f"--data {path}: is not a .npy file of plain numbers") from error
     if tokens.ndim != 1 or tokens.dtype.kind != "u":
@@ -132,14 +133,15 @@ def _read_all(files: Iterator[Path], limit: int) -> NDArray[np.uint8]:
     """Join text files up to a size; binary ones (a NUL in the first KiB) are left out."""
     joined = bytearray()
     for file in files:
-        content = file.read_bytes()
+        with file.open("rb") as text:
+            content = text.read(max(1024, limit - len(joined)))
         if b"\0" in content[:1024]:
             continue
         joined += content
         if len(joined) >= limit:
             logger.debug("data: stopped reading at %d bytes, at %s", limit, file)
             break
-    return np.frombuffer(bytes(joined[:limit]), dtype=np.uint8)
+    return np.frombuffer(bytes(memoryview(joined)[:limit]), dtype=np.uint8)
 
 
 def _fingerprint(tokens: NDArray[np.unsignedinteger[Any]]) -> str:

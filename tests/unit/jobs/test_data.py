@@ -56,6 +56,7 @@ def test_token_files_are_mapped_and_equal(tmp_path):
         ("empty.txt", b"", "is empty"),
         ("odd.bin", b"abc", "uint16"),
         ("broken.npy", b"abc", ".npy"),
+        ("archive.npy", b"PK\x03\x04 no archive either", ".npy"),
         ("wide.bin", b"\x00\x10" * 64, "token 4096"),
     ],
 )
@@ -74,6 +75,19 @@ def test_npy_of_floats_or_objects_is_refused(tmp_path):
     for name in ("f.npy", "o.npy"):
         with pytest.raises(DataError, match=name):
             load_corpus(tmp_path / name, vocabulary=256)
+
+
+def test_of_a_huge_file_in_a_folder_only_what_is_kept_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("jobs.data.corpus.FOLDER_BYTES", 2000)
+    with (tmp_path / "text.txt").open("wb") as file:
+        file.write(b"text" * 1000)
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    corpus = load_corpus(tmp_path, vocabulary=256)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert corpus.tokens.size == 2000
+    assert peak < 8 << 20
 
 
 def test_missing_path_and_empty_folder_are_refused(tmp_path):
