@@ -164,7 +164,7 @@ def prepare(config: RunConfig) -> tuple[State, History]:
     records: tuple[Record, ...] = read_records(path) if path.exists() else ()
     state, history = History.of(records)
     if state.run is None:
-        return State(), History()
+        return State(last_attempt=_attempts_before(path)), History()
     if state.over and state.outcome is Outcome.FINISHED:
         raise PreconditionError(
             f"run {config.run.name} is finished; choose another run.name, or remove {path.parent}"
@@ -177,13 +177,25 @@ def prepare(config: RunConfig) -> tuple[State, History]:
 
 
 def _put_aside(path: Path) -> None:
-    """Keep the ended journal under a number, and forget its allocation."""
+    """Forget an ended run's allocation, and keep its journal under a number.
+
+    In this order: its job's id would pass for that of the next allocation.
+    """
+    for name in ("submitit", "nodes"):
+        shutil.rmtree(path.parent / name, ignore_errors=True)
     number = 1
     while (kept := path.with_name(f"journal-{number:04d}.jsonl")).exists():
         number += 1
     path.rename(kept)
-    for name in ("submitit", "nodes"):
-        shutil.rmtree(path.parent / name, ignore_errors=True)
+
+
+def _attempts_before(path: Path) -> int:
+    """Return the last attempt of the journals put aside.
+
+    A start may end between that and the first record of its own, which repeats the number.
+    """
+    kept = sorted(path.parent.glob("journal-*.jsonl"))
+    return History.of(read_records(kept[-1]))[0].last_attempt if kept else 0
 
 
 def _same_shape(config: RunConfig, run: RunRequested) -> None:

@@ -230,6 +230,21 @@ def test_an_ended_run_goes_on_in_a_new_journal_and_keeps_the_old_one(
         assert not (config.run_dir / "nodes").exists()
 
 
+@pytest.mark.parametrize("empty", [True, False])
+def test_attempts_are_counted_on_after_a_start_that_failed_before_its_first_record(
+    tmp_path: Path, empty: bool
+) -> None:
+    """What earlier attempts uploaded lies under their numbers."""
+    config = run_config(tmp_path)
+    read = ev.CatalogueRead(commits=((40, 3),))
+    path = story(config, read, *over(Outcome.STOPPED))
+    assert app.prepare(config)[0].last_attempt == 3
+    if empty:
+        path.touch()
+    state, _ = app.prepare(config)
+    assert (state.run, state.last_attempt) == (None, 3)
+
+
 @pytest.mark.parametrize(("key", "value"), [("count", 2), ("spares", 1), ("ranks_per_node", 4)])
 def test_a_living_run_does_not_change_its_shape(tmp_path: Path, key: str, value: int) -> None:
     config = run_config(tmp_path)
