@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,7 +99,9 @@ class Watcher:
             return  # replaced; the next poll sees what is there
         header = arena.headers[staged.index]
         try:
-            if header.record.sequence != staged.sequence:
+            # A state that has grown gets a new file, where sequence numbers begin again.
+            current = header.staged(staged.index)
+            if current is None or not _same(current, staged):
                 return
             header.mark(staged.sequence, UploadState.UPLOADING)
             begun = time.monotonic()
@@ -156,5 +158,5 @@ class Watcher:
 
 
 def _same(one: StagedSlot, other: StagedSlot) -> bool:
-    """Tell whether both describe the same content: sequence numbers count per slot."""
-    return (one.index, one.sequence) == (other.index, other.sequence)
+    """Tell whether both describe the same content, however far its upload is."""
+    return replace(one, upload_state=other.upload_state) == other

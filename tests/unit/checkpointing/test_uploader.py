@@ -12,7 +12,7 @@ import pytest
 
 from checkpointing import keys
 from checkpointing.errors import StoreUnavailable
-from checkpointing.stage.arena import MappedArena, UploadState, peek
+from checkpointing.stage.arena import MappedArena, StagedSlot, UploadState, peek
 from checkpointing.stage.stager import Stager
 from checkpointing.store.base import StoreConfig
 from checkpointing.store.directory import DirectoryStore
@@ -199,6 +199,23 @@ def test_an_upload_that_nobody_heard_of_is_told_by_the_next_uploader(bench: Benc
 def _process(folder: Path, store: str, **options: Any) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "checkpointing.uploader", "--dir", str(folder)]
     return subprocess.Popen([*command, "--store", store, "--run", "r"], **options)
+
+
+def test_a_slot_of_a_replaced_arena_is_never_sent_under_the_old_step(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.stage(1)
+    real = bench.watcher._send
+
+    def late(path: Path, staged: StagedSlot) -> None:
+        if staged.step == 1:  # waits for a thread while the state grows and gets a new file
+            bench.stager.stage(2, {"m": {"w": np.full(50_000, 2)}}, None)
+        real(path, staged)
+
+    monkeypatch.setattr(bench.watcher, "_send", late)
+    bench.settle()
+    assert [event["step"] for event in bench.events] == [2]
+    assert bench.store.head(keys.index_key("r", 1, 1, 0)) is None
 
 
 def test_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path) -> None:
