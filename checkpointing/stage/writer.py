@@ -184,7 +184,9 @@ class ArenaWriter:
     def _create(self, capacities: Capacities) -> None:
         """Make a new file under another name, and give it this name when it is whole."""
         self.close()
-        self._path.unlink(missing_ok=True)  # its memory is needed
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        for old in (self._path, fresh):  # a killed rank may have left the second
+            old.unlink(missing_ok=True)  # its memory is needed
         needed = capacities.file_nbytes
         room = room_for(self._path.parent)
         limit = min(room, key=lambda name: room[name])
@@ -194,8 +196,6 @@ class ArenaWriter:
         )
         if room[limit] < needed:
             raise StageRefused(refusal)
-        fresh = self._path.with_name(f".{self._path.name}.new")
-        fresh.unlink(missing_ok=True)
         try:
             with fresh.open("xb") as file:
                 # Takes the memory now: a sparse file would fail with SIGBUS in mid-training.

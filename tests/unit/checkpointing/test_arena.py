@@ -46,6 +46,7 @@ def test_an_absent_or_foreign_file_has_no_slots(path: Path) -> None:
     assert peek(path) == ()
     with pytest.raises(ArenaInvalid):
         MappedArena(path)
+    assert peek(path.parent) == ()
 
 
 def test_a_prepared_arena_has_room_and_no_slots(path: Path) -> None:
@@ -158,6 +159,16 @@ def test_a_full_file_system_is_refused_and_leaves_nothing(
     with pytest.raises(StageRefused, match="No space left"):
         _stager(path).prepare(_state(1), None)
     assert list(path.parent.iterdir()) == []
+
+
+def test_memory_that_a_killed_rank_had_taken_is_free_before_room_is_measured(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = path.with_name(f".{path.name}.new")
+    left.write_bytes(b"killed between taking memory and giving it a name")
+    monkeypatch.setattr(writer, "room_for", lambda _: {"/dev/shm": 0 if left.exists() else 10**9})
+    _stager(path).prepare(_state(1), None)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_the_room_for_staging_is_known_here() -> None:
