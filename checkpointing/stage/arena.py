@@ -211,7 +211,7 @@ def peek(path: Path) -> tuple[StagedSlot, ...]:
         with path.open("rb") as file:
             pages = file.read(PAGE * (1 + SLOTS))
         Capacities.unpack(pages[:PAGE])
-    except (FileNotFoundError, ArenaInvalid):
+    except (FileNotFoundError, IsADirectoryError, ArenaInvalid):
         return ()
     if len(pages) < PAGE * (1 + SLOTS):
         return ()
