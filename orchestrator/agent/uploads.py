@@ -16,6 +16,7 @@ from orchestrator.core.events import ShardUploaded, UploadFailed
 log = logging.getLogger(__name__)
 
 RESTART_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
 STOP_GRACE_S = 15.0
 
 
@@ -42,29 +43,43 @@ class Uploads:
 
     async def run(self) -> None:
         """Keep one uploader running until cancelled; then let it finish what it is sending."""
+        wait_s = RESTART_WAIT_S
         try:
             while True:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
-                await self._listen(self._process)
-                code = await self._process.wait()
-                log.warning("uploader exited with %s; starting it again", code)
-                await asyncio.sleep(RESTART_WAIT_S)
+                started = time.monotonic()
+                try:
+                    await self._run_once()
+                except OSError as error:  # no process left to have, say: the ranks go on
+                    log.warning("uploader cannot be started: %s", error)
+                if time.monotonic() - started > LONGEST_WAIT_S:
+                    wait_s = RESTART_WAIT_S
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         finally:
             await self._stop()
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        async for line in process.stdout:
+    async def _run_once(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdout is not None
+        await self._listen(self._process.stdout)
+        code = await self._process.wait()
+        log.warning("uploader exited with %s; starting it again", code)
+
+    async def _listen(self, output: asyncio.StreamReader) -> None:
+        while True:
             try:
+                line = await output.readline()
+                if not line:
+                    return
                 self._fact(report_of(json.loads(line)))
-            except (ValueError, KeyError, TypeError):
-                log.warning("uploader said something unknown: %r", line[:200])
+            except (ValueError, KeyError, TypeError) as error:  # also a line that is too long
+                log.warning("uploader said something unknown: %s", error)
 
     async def _stop(self) -> None:
         process = self._process
