@@ -42,6 +42,7 @@ def flatten(state: Mapping[str, object]) -> Flat:
     leaves: dict[str, Any] = {}
     keys, values = [], []
     for key, value in state.items():
+        _check_key(key, "the state")
         path = _join("", key)
         keys.append(key)
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
@@ -158,11 +159,16 @@ def _encode(value: Any, path: str, leaves: dict[str, Any]) -> Node:
 def _encode_dict(value: dict[Any, Any], path: str, leaves: dict[str, Any]) -> Node:
     keys, values = [], []
     for key, child in value.items():
-        if type(key) not in (str, int) or (type(key) is int and not -_EXACT < key < _EXACT):
-            raise TypeError(f"{path}: the key {key!r} is neither a string nor a small whole number")
+        _check_key(key, path)
         keys.append(key)
         values.append(_encode(child, _join(path, key), leaves))
     return {"t": "dict", "k": keys, "v": values}
+
+
+def _check_key(key: object, path: str) -> None:
+    if type(key) is str or (type(key) is int and -_EXACT < key < _EXACT):
+        return
+    raise TypeError(f"{path}: the key {key!r} is neither a string nor a small whole number")
 
 
 def _join(path: str, key: object) -> str:

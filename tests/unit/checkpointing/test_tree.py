@@ -78,6 +78,13 @@ def test_what_cannot_be_kept_exactly_is_refused_with_its_path(bad: Any) -> None:
         flatten({"outer": {"inner": bad}})
 
 
+@pytest.mark.parametrize("key", [(1, 2), True, None, 1.5, 2**60])
+def test_keys_that_json_would_change_are_refused_at_every_level(key: Any) -> None:
+    for state in ({key: 1}, {"outer": {key: 1}}):
+        with pytest.raises(TypeError, match="is neither a string nor a small whole number"):
+            flatten(state)
+
+
 def test_an_object_inside_is_refused_and_at_the_top_accepted() -> None:
     class Holder:
         def state_dict(self) -> dict[str, Any]:
