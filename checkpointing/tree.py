@@ -33,7 +33,7 @@ class Flat:
     leaves: dict[str, Any]
 
 
-def flatten(state: Mapping[str, object]) -> Flat:
+def flatten(state: Mapping[str, Any]) -> Flat:
     """Take a state apart; objects at its top level give their `state_dict()`.
 
     Raises:
@@ -45,7 +45,7 @@ def flatten(state: Mapping[str, object]) -> Flat:
         _check_key(key, "the state")
         path = _join("", key)
         keys.append(key)
-        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        if _is_object(value):
             values.append({"t": "object", "v": _encode(value.state_dict(), path, leaves)})
         else:
             values.append(_encode(value, path, leaves))
@@ -75,7 +75,8 @@ def put_back(state: Mapping[str, Any], skeleton: Node, leaves: Mapping[str, Any]
     Objects get `load_state_dict`, dicts and lists are changed in place.
 
     Raises:
-        KeyError: The state has keys that were not saved, or the other way round at the top level.
+        KeyError: The state has keys that were not saved, or the other way round at the top level,
+            or has a plain value where an object was saved, or the other way round.
     """
     saved = dict(zip(skeleton["k"], skeleton["v"], strict=True))
     if saved.keys() != state.keys():
@@ -83,7 +84,11 @@ def put_back(state: Mapping[str, Any], skeleton: Node, leaves: Mapping[str, Any]
         raise KeyError(f"only in the checkpoint or only in the state: {odd}")
     for key, node in saved.items():
         target = state[key]
-        if isinstance(node, dict) and node["t"] == "object":
+        was_object = isinstance(node, dict) and node["t"] == "object"
+        if was_object != _is_object(target):
+            was, now = ("an object", "a value") if was_object else ("a value", "an object")
+            raise KeyError(f"{key}: saved from {was}, the state has {now}")
+        if was_object:
             target.load_state_dict(unflatten(node, leaves))
             continue
         value = _merge(target, node, leaves, _join("", key))
@@ -163,6 +168,10 @@ def _encode_dict(value: dict[Any, Any], path: str, leaves: dict[str, Any]) -> No
         keys.append(key)
         values.append(_encode(child, _join(path, key), leaves))
     return {"t": "dict", "k": keys, "v": values}
+
+
+def _is_object(value: object) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _check_key(key: object, path: str) -> None:

@@ -101,6 +101,23 @@ def test_an_object_inside_is_refused_and_at_the_top_accepted() -> None:
         flatten({"deep": {"h": holder}})
 
 
+def test_an_object_does_not_take_what_was_saved_from_a_dict_and_the_other_way_round() -> None:
+    class Counter:
+        n = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"n": self.n}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.n = state["n"]
+
+    plain, held = flatten({"c": {"n": 7}}), flatten({"c": Counter()})
+    with pytest.raises(KeyError, match="c: saved from a value, the state has an object"):
+        put_back({"c": Counter()}, plain.skeleton, plain.leaves)
+    with pytest.raises(KeyError, match="c: saved from an object, the state has a value"):
+        put_back({"c": {"n": 0}}, held.skeleton, held.leaves)
+
+
 def test_plain_values_are_put_back_in_place() -> None:
     inner: dict[str, Any] = {"epoch": 0, "sub": {"lr": 0.5}, "list": [1]}
     state = {"s": inner, "top": 3}
