@@ -20,6 +20,7 @@ from monitors.logs.scan import Scanner
 from orchestrator.agent.connection import Connection
 from orchestrator.agent.environment import JobSpec
 from orchestrator.agent.exporter import AgentExporter
+from orchestrator.agent.lifeline import Orphans, become_subreaper
 from orchestrator.agent.ranks import Ranks
 from orchestrator.agent.uploads import Uploads
 from orchestrator.config import RunConfig
@@ -41,6 +42,7 @@ from orchestrator.wire import (
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+ORPHANS_S = 5.0
 KEPT_OUTCOMES = 256
 
 
@@ -73,6 +75,8 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until told to shut down, or until the supervisor has been gone too long."""
+        become_subreaper()
+        self._ranks.warm_up()
         await self._exporter.start(self._address)
         connection: asyncio.Future[Any] = asyncio.ensure_future(self._connection.run())
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._report_for_ever())]
@@ -83,7 +87,7 @@ class Agent:
         for task in (connection, *tasks):
             if task.done() and task.exception() is not None:
                 log.error("the agent failed", exc_info=task.exception())
-        await self._ranks.stop_all(self._config.timeouts.kill_grace_s)
+        await self._ranks.close(self._config.timeouts.kill_grace_s)
         await _end(tasks)
         await self._exporter.stop()
         self._release_port()
@@ -129,6 +133,13 @@ class Agent:
         return await asyncio.shield(outcome)
 
     async def _carry_out(self, order: Order) -> Outcome:
+        try:
+            return await self._do(order)
+        except Exception as error:
+            log.exception("%s failed", order.key)
+            return Outcome(key=order.key, ok=False, detail=f"{type(error).__name__}: {error}")
+
+    async def _do(self, order: Order) -> Outcome:
         match order.body:
             case ReservePort(attempt=attempt):
                 return Outcome(key=order.key, ok=True, detail=str(self._reserve_port(attempt)))
@@ -188,9 +199,13 @@ class Agent:
 
     async def _report_for_ever(self) -> None:
         every = self._config.timeouts.heartbeat_s
-        next_report = time.monotonic()
+        next_report = next_look = time.monotonic()
+        orphans = Orphans()
         while True:
             await asyncio.sleep(min(TICK_S, every))
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + ORPHANS_S
+                orphans.reap()
             self._tell_staged()
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + every
@@ -253,4 +268,5 @@ def job_spec(config: RunConfig, node: str) -> JobSpec:
         store_json=store_json,
         step_timeout_s=config.timeouts.step_s,
         init_timeout_s=config.timeouts.init_s,
+        preload=config.job.preload,
     )

@@ -333,6 +333,19 @@ def test_a_port_is_held_for_one_attempt_and_can_be_listened_on(tmp_path: Path) -
     play(main())
 
 
+def test_an_order_that_fails_in_an_unknown_way_is_answered_with_it(tmp_path: Path) -> None:
+    """Without an answer the supervisor waits, and then blames a node that it cannot reach."""
+
+    async def main() -> None:
+        async with office(tmp_path) as desk:
+            desk.agent._address = "192.0.2.1"  # no address of this machine
+            outcome = await desk.orders("port/1", ReservePort(attempt=1))
+            assert not outcome.ok
+            assert "Cannot assign requested address" in outcome.detail
+
+    play(main())
+
+
 def test_control_of_another_attempt_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with office(tmp_path) as desk:
