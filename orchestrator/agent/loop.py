@@ -187,8 +187,12 @@ class Agent:
         if self._port is None or self._port[0] != attempt:
             self._release_port()
             holder = socket.socket()
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind((self._address, 0))
+            try:
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                holder.bind((self._address, 0))
+            except OSError:
+                holder.close()
+                raise
             self._port = attempt, holder
         return int(self._port[1].getsockname()[1])
 
