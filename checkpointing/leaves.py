@@ -95,6 +95,14 @@ def copy_out(leaf: Any, out: Bytes) -> int:
     return crc
 
 
+def crc_of(leaf: Any) -> int:
+    """Return the CRC64 of a leaf's bytes, through a copy when they are not in one row here."""
+    held = bytes_of(leaf)
+    if held is None:
+        return copy_out(leaf, np.empty(nbytes_of(leaf), np.uint8))
+    return crc64(held.data)
+
+
 def copy_in(leaf: Any, data: Bytes) -> None:
     """Fill a leaf that `bytes_of` could not show, from bytes of its dtype and shape."""
     if not data.nbytes:

@@ -9,7 +9,6 @@ import numpy as np
 
 from checkpointing import keys
 from checkpointing import leaves as leaf_bytes
-from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, CheckpointingError, RestoreFailed
 from checkpointing.manifest import read_index, read_manifest
 from checkpointing.plan import Extent
@@ -172,10 +171,10 @@ def _restore(
     ]
     fill([item for _, _, (_, wanted, _) in halves for item in wanted])
     for half, state, (leaves, wanted, scratch) in halves:
-        for item in wanted:
-            if item.extent.name in scratch:
-                leaf_bytes.copy_in(leaves[item.extent.name], item.out)
         try:
+            for item in wanted:
+                if item.extent.name in scratch:
+                    leaf_bytes.copy_in(leaves[item.extent.name], item.out)
             put_back(state, half.skeleton, leaves)
         except Exception as error:
             raise RestoreFailed(f"the state does not take the checkpoint: {error}") from error
@@ -223,6 +222,5 @@ def _verify(saved: _Saved, flat: Flat) -> None:
             raise RestoreFailed(f"{name}: was saved, and the state did not take it")
         extent, _ = saved.wanted[name]
         _same(name, kind, extent, leaf)
-        held = leaf_bytes.bytes_of(leaf)
-        if held is not None and crc64(held.data) != extent.crc64:
+        if leaf_bytes.crc_of(leaf) != extent.crc64:
             raise RestoreFailed(f"{name}: the state changed it while taking it")

@@ -313,6 +313,7 @@ def test_an_object_that_casts_or_drops_is_found_out(cluster: Cluster) -> None:
         (lambda value: value.copy(), ""),
         (lambda value: value.astype(np.float32), "nothing is cast"),
         (lambda value: value + 1, "changed it"),
+        (lambda value: (value + 1)[::-1].copy()[::-1], "changed it"),
     ):
         stager = Stager(cluster.folder / "arena-x", attempt=1, rank=0, world=1)
         stager.stage(1, {"o": honest}, None)
@@ -325,6 +326,15 @@ def test_an_object_that_casts_or_drops_is_found_out(cluster: Cluster) -> None:
             restore_from_memory(*arguments)
             assert taker.kept["x"].tolist() == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
         (cluster.folder / "arena-x").unlink()
+
+
+@pytest.mark.torch
+def test_a_tensor_that_cannot_be_written_to_is_a_failed_restore(cluster: Cluster) -> None:
+    torch = pytest.importorskip("torch")
+    arena, point = cluster.folder / "arena-x", Point(step=1, attempt=1)
+    Stager(arena, attempt=1, rank=0, world=1).stage(1, {"w": torch.arange(3.0)}, None)
+    with pytest.raises(RestoreFailed, match="does not take"):
+        restore_from_memory(arena, point, 0, 1, {"w": torch.zeros(1).expand(3)}, None)
 
 
 def test_what_is_not_committed_cannot_be_restored(cluster: Cluster) -> None:
