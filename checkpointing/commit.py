@@ -112,6 +112,8 @@ def _write(store: ObjectStore, manifest: Manifest) -> CommitOutcome:
         found = read_manifest(store, key)
     except ObjectMissing:
         raise lost or StoreUnavailable(f"{key}: exists and does not") from lost
+    except ManifestInvalid as error:
+        raise CommitRefused(f"the key of the manifest is taken: {error}") from error
     if found.write_id == manifest.write_id:
         return outcome(committed=True, already=lost is None, why="committed, settled by reading")
     if found.attempt == manifest.attempt:

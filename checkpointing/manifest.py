@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from checkpointing import keys
 from checkpointing.checksum import crc64
 from checkpointing.errors import ManifestInvalid
 from checkpointing.plan import Extent
@@ -125,13 +126,17 @@ def read_manifest(store: ObjectStore, key: str) -> Manifest:
     """Fetch and verify a manifest.
 
     Raises:
-        ManifestInvalid: Altered or torn.
+        ManifestInvalid: Altered or torn, or copied here from another step or run.
         StoreError: Not readable.
     """
     try:
-        return Manifest.unpack(store.get(key))
+        manifest = Manifest.unpack(store.get(key))
     except ManifestInvalid as error:
         raise ManifestInvalid(f"{key}: {error}") from error
+    own = keys.manifest_key(manifest.run, manifest.step)
+    if key != own:
+        raise ManifestInvalid(f"{key}: is a copy of {own}")
+    return manifest
 
 
 def read_index(store: ObjectStore, key: str, crc: int) -> Index:

@@ -118,6 +118,27 @@ def test_a_corrupt_manifest_is_no_commit(cluster: Cluster) -> None:
         read_manifest(cluster.store, outcome.manifest_key)
 
 
+def test_a_copied_manifest_is_no_commit_of_another_step(cluster: Cluster) -> None:
+    outcome = cluster.commit(cluster.upload(5), 5)
+    body = cluster.store.get(outcome.manifest_key)
+    for run, step in (("run", 6), ("other", 5)):
+        cluster.store.put_if_absent(keys.manifest_key(run, step), body)
+    assert [commit.step for commit in list_commits(cluster.store, "run")] == [5]
+    assert list_commits(cluster.store, "other") == ()
+    with pytest.raises(RestoreFailed, match="is a copy of"):
+        restore_from_store(
+            cluster.store, "run", Point(step=6, attempt=1), 0, WORLD, cluster.state(0), None
+        )
+
+
+def test_a_step_whose_manifest_is_spoilt_is_refused_and_not_overwritten(cluster: Cluster) -> None:
+    uploads = cluster.upload(5)
+    cluster.store.put_if_absent(keys.manifest_key("run", 5), b"spoilt")
+    with pytest.raises(CommitRefused, match="the key of the manifest is taken"):
+        cluster.commit(uploads, 5)
+    assert cluster.store.get(keys.manifest_key("run", 5)) == b"spoilt"
+
+
 def test_a_failed_listing_is_never_no_commits(cluster: Cluster) -> None:
     cluster.root.rename(cluster.folder / "moved")
     with pytest.raises(Exception, match="no such folder"):
