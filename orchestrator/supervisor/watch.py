@@ -70,9 +70,6 @@ class Watch:
         """Leave out a time in which the supervisor itself stood still and could hear nobody."""
         self._started = min(now, self._started + away_s)
         self._nodes = {node: min(now, at + away_s) for node, at in self._nodes.items()}
-        self._ranks = {
-            rank: (min(now, at + away_s), report) for rank, (at, report) in self._ranks.items()
-        }
 
     def reported(self, node: str, report: Report, now: float) -> None:
         """Take a node's heartbeats."""
@@ -145,21 +142,21 @@ class Watch:
         if attempt is None or not attempt.is_live or attempt.number != self._attempt:
             return []
         return [
-            *self._phases(attempt, now),
+            *self._phases(attempt),
             *self._overdue(attempt, now),
             *self._progress(state, attempt, now),
         ]
 
-    def _phases(self, attempt: Attempt, now: float) -> list[Event]:
+    def _phases(self, attempt: Attempt) -> list[Event]:
         if len(self._ranks) < attempt.world:
             return []
         found: list[Event] = []
-        latest = [(now - at, report) for at, (_, report) in self._aged()]
-        steps = [report.step for _, report in latest]
+        latest = tuple(self.ranks().values())
+        steps = [report.step for report in latest]
         base = attempt.restore.step if attempt.restore else 0
         reached = {
-            "restore": all(report.phase in STARTED for _, report in latest),
-            "step": all(report.phase in STEPPING for _, report in latest),
+            "restore": all(report.phase in STARTED for report in latest),
+            "step": all(report.phase in STEPPING for report in latest),
             "first_step": min(steps) > base,
         }
         known = {
@@ -167,7 +164,7 @@ class Watch:
             "step": attempt.stepping_at,
             "first_step": attempt.first_step_at,
         }
-        age_s = min(max(0.0, report.phase_age_s) for _, report in latest)
+        age_s = min(max(0.0, report.phase_age_s) for report in latest)
         for phase, is_reached in reached.items():
             mark = (phase, attempt.number)
             if is_reached and known[phase] is None and mark not in self._announced:
@@ -177,18 +174,16 @@ class Watch:
                 )
         return found
 
-    def _aged(self) -> list[tuple[float, tuple[float, RankReport]]]:
-        return [(at, (at, report)) for at, report in self._ranks.values()]
-
     def _overdue(self, attempt: Attempt, now: float) -> list[Event]:
+        """Return the late ranks, by what their agents have seen: silence is no lateness."""
         beats = {
             rank: Beat(
                 step=report.step,
                 phase=report.phase,
-                phase_since=at - report.phase_age_s,
-                allowed_s=report.allowed_s if math.isfinite(report.allowed_s) else math.inf,
+                phase_since=now - report.phase_age_s,
+                allowed_s=report.allowed_s,
             )
-            for rank, (at, report) in self._ranks.items()
+            for rank, report in self.ranks().items()
         }
         found: list[Event] = []
         for late in overdue(beats, now):
