@@ -82,6 +82,7 @@ class Supervisor:
         self._inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self._look_now = asyncio.Event()
         self._last_tick = time.monotonic()
+        self._recorded = time.monotonic()
         self.watch = Watch(started=time.monotonic())
         self.sessions = Sessions(token, self._greet, self._fact, self._report, self._gone)
         self.server = Server(config.server.host, config.server.port, self.sessions, self._pages())
@@ -250,7 +251,7 @@ class Supervisor:
                 f"cannot write the journal in {self._config.run_dir}: {error.strerror}; "
                 "the ranks go on; make room and start the supervisor again"
             ) from error
-        self.state = state
+        self.state, self._recorded = state, time.monotonic()
         self._executor.drop_all_but(state.pending)
         for record, after in records:
             self._history.see(record, after)
@@ -258,8 +259,11 @@ class Supervisor:
             self._watcher(state, self._history, [record for record, _ in records])
 
     def _now(self) -> float:
-        """Return the wall clock, never earlier than the last record."""
-        return max(time.time(), self.state.at)
+        """Return the wall clock, or the last record's time and what has passed since.
+
+        A clock that was ahead for a moment must not stop every timeout until it is caught up with.
+        """
+        return max(time.time(), self.state.at + time.monotonic() - self._recorded)
 
     async def _acknowledge(self, batch: Sequence[Inbound]) -> None:
         last: dict[str, Origin] = {}

@@ -483,6 +483,20 @@ def test_a_supervisor_that_stood_still_loses_nobody(tmp_path: Path) -> None:
     play(main())
 
 
+def test_time_goes_on_when_the_clock_was_an_hour_ahead_for_a_moment(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    supervisor = office.make()
+    real, wall, monotonic = time.time(), time.time, time.monotonic
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: wall() + 3600.0)
+        supervisor._append([loop.Inbound(ev.OperatorSaid(what="snapshot"))])
+        patch.setattr(time, "time", wall)
+        assert supervisor.state.at > real + 3500.0
+        patch.setattr(time, "monotonic", lambda: monotonic() + 20.0)
+        assert supervisor._now() >= supervisor.state.at + 20.0
+    office.lease.release()
+
+
 class Shelf:
     """A store that does not answer at first."""
 
