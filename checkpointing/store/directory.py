@@ -7,7 +7,7 @@ A new object is written to a temporary file in the same folder, synced, and link
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -25,6 +25,7 @@ from checkpointing.store.base import ObjectInfo, check_key
 
 _TEMPORARY: Final = ".tmp-"
 _BLOCK: Final = 8 << 20
+_CHUNK: Final = 1 << 20
 
 
 class DirectoryStore:
@@ -40,10 +41,7 @@ class DirectoryStore:
     def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
         """Create an object from `parts`, verified against `crc64`."""
         flat = [part.cast("B") for part in parts if part.nbytes]
-        found = checksum.combine((checksum.crc64(part), part.nbytes) for part in flat)
-        if found != crc64:
-            raise ObjectCorrupt(f"{key}: the bytes changed before they were written")
-        if self._create(key, flat):
+        if self._create(key, flat, crc64):
             return
         path = self._path(key)
         with self._translated(key):
@@ -92,7 +90,9 @@ class DirectoryStore:
                     path = Path(base) / name
                     key = path.relative_to(self._root).as_posix()
                     if key.startswith(prefix) and not name.startswith(_TEMPORARY):
-                        found.append(ObjectInfo(key=key, nbytes=path.stat().st_size))
+                        with suppress(FileNotFoundError):  # deleted meanwhile
+                            found.append(ObjectInfo(key=key, nbytes=path.stat().st_size))
+        self._require_root()  # gone meanwhile is no empty answer
         return tuple(sorted(found, key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
@@ -114,7 +114,7 @@ class DirectoryStore:
         finally:
             self.delete(key)
 
-    def _create(self, key: str, parts: Sequence[memoryview]) -> bool:
+    def _create(self, key: str, parts: Sequence[memoryview], crc: int | None = None) -> bool:
         self._require_root()
         path = self._path(key)
         temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
@@ -122,7 +122,9 @@ class DirectoryStore:
             _make_folders(path.parent, self._root)
             try:
                 with temporary.open("xb") as file:
-                    _write_synced(file, parts)
+                    written = _write_synced(file, parts)
+                if crc is not None and written != crc:
+                    raise ObjectCorrupt(f"{key}: the bytes are not those that were promised")
                 path.hardlink_to(temporary)
             except FileExistsError:
                 # A network file system may say "exists" about its own link, repeated.
@@ -154,11 +156,17 @@ class DirectoryStore:
             raise StoreUnavailable(f"{self._root}: {error.strerror or error} for {key}") from error
 
 
-def _write_synced(file: IO[bytes], parts: Sequence[memoryview]) -> None:
+def _write_synced(file: IO[bytes], parts: Sequence[memoryview]) -> int:
+    """Write and return the CRC of what was written: the parts may change under our hands."""
+    crc = 0
     for part in parts:
-        file.write(part)
+        for start in range(0, part.nbytes, _CHUNK):
+            piece = bytes(part[start : start + _CHUNK])
+            crc = checksum.crc64(piece, crc)
+            file.write(piece)
     file.flush()
     os.fsync(file.fileno())
+    return crc
 
 
 def _make_folders(folder: Path, root: Path) -> None:
