@@ -6,7 +6,7 @@ event; this module adds its own monotonic clock only to tell how long an agent h
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from monitors.progress.hang import overdue
@@ -235,6 +235,5 @@ def _steps_in(seconds: float, step_s: float) -> int:
     return math.ceil(seconds / step_s) if step_s > 0 and math.isfinite(step_s) else 0
 
 
-def _largest(values: "object") -> float:
-    found = [value for value in values if value == value]  # type: ignore[attr-defined]
-    return max(found, default=float("nan"))
+def _largest(values: Iterable[float]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
