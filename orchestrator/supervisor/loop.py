@@ -255,8 +255,17 @@ class Supervisor:
         self._executor.drop_all_but(state.pending)
         for record, after in records:
             self._history.see(record, after)
-        if self._watcher is not None:
-            self._watcher(state, self._history, [record for record, _ in records])
+        self._show([record for record, _ in records])
+
+    def _show(self, records: Sequence[Record]) -> None:
+        """Let the onlooker know; one whose terminal is gone must not end the run."""
+        if self._watcher is None:
+            return
+        try:
+            self._watcher(self.state, self._history, records)
+        except OSError as error:
+            self._watcher = None
+            log.warning("nothing is shown any more: %s", error)
 
     def _now(self) -> float:
         """Return the wall clock, or the last record's time and what has passed since.

@@ -497,6 +497,25 @@ def test_time_goes_on_when_the_clock_was_an_hour_ahead_for_a_moment(tmp_path: Pa
     office.lease.release()
 
 
+def test_a_terminal_that_is_gone_does_not_end_the_supervisor(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    shown: list[State] = []
+
+    def show(state: State, *_: object) -> None:
+        shown.append(state)
+        raise BrokenPipeError(32, "Broken pipe")
+
+    async def main() -> None:
+        async with office.open() as task, office.agent() as agent:
+            office.supervisor._watcher = show
+            await agent.starts()
+            await until(lambda: office.events(ev.RanksStarted))
+            assert not task.done()
+            assert len(shown) == 1
+
+    play(main())
+
+
 class Shelf:
     """A store that does not answer at first."""
 
