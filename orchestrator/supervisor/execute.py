@@ -194,7 +194,9 @@ class Executor:
         )
 
     async def _commit(self, wanted: Commit) -> tuple[bool, str]:
-        shards = self._context.state().uploads.get((wanted.step, wanted.attempt), {})
+        shards = self._context.state().uploads.get((wanted.step, wanted.attempt))
+        if not shards:
+            return True, "settled before"
         assert self._store is not None, "nothing is uploaded without a store"
         records = [
             UploadRecord(rank=s.rank, index_key=s.index_key, index_crc64=s.index_crc64)

@@ -111,7 +111,7 @@ class Bench:
 
     async def does(self, action: Action, key: str = "big/2/do/1") -> ev.ActionDone:
         self.executor.start(Pending(key=key, action=action, seq=1, at=0.0))
-        await until(lambda: self.emitted and isinstance(self.emitted[-1], ev.ActionDone))
+        await until(lambda: key not in self.executor._running)
         done = self.emitted[-1]
         assert isinstance(done, ev.ActionDone)
         assert done.key == key
@@ -305,6 +305,18 @@ def test_a_commit_is_told_as_what_came_of_it(
         assert args[:4] == ("the store", "big", 30, 2)
         assert [record.index_key for record in args[4]] == ["k0", "k1"]
         assert more == {"world": 2, "write_id": "big/2/commit/30"}
+
+    play(main())
+
+
+def test_a_commit_whose_end_alone_was_not_written_down_is_not_done_again() -> None:
+    """The supervisor was killed between the two records; there is nothing left to commit."""
+
+    async def main() -> None:
+        bench = Bench(under_way(), store="the store")
+        done = await bench.does(Commit(step=20, attempt=2))
+        assert (done.ok, done.detail) == (True, "settled before")
+        assert bench.emitted == [done]
 
     play(main())
 
