@@ -34,7 +34,6 @@ from orchestrator.wire import (
 log = logging.getLogger(__name__)
 
 ORDER_TIMEOUT_S = 10.0
-COMMIT_RETRY_S = 5.0
 GOODBYE_S = 20.0
 
 
@@ -220,8 +219,7 @@ class Executor:
             self._refuse(wanted, str(error))
             return False, str(error)
         except StoreError as error:
-            await asyncio.sleep(COMMIT_RETRY_S)
-            return False, str(error)
+            return False, str(error)  # `rules.commit` says when to ask again
         if not outcome.committed:
             self._refuse(wanted, outcome.why)
             return False, outcome.why

@@ -294,7 +294,6 @@ def test_a_commit_is_told_as_what_came_of_it(
         return answer
 
     monkeypatch.setattr(execute, "commit", commit)
-    monkeypatch.setattr(execute, "COMMIT_RETRY_S", 0.0)
 
     async def main() -> None:
         bench = Bench(under_way(), store="the store")
