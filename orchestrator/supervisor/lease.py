@@ -145,5 +145,10 @@ def _newest(folder: Path) -> Holder | None:
     names = sorted(path.name for path in folder.glob("epoch-*.json"))
     if not names:
         return None
-    value: dict[str, Any] = json.loads((folder / names[-1]).read_text(encoding="utf-8"))
-    return Holder(epoch=int(names[-1][6:14]), **value)
+    epoch = int(names[-1][6:14])
+    try:
+        value: dict[str, Any] = json.loads((folder / names[-1]).read_text(encoding="utf-8"))
+        return Holder(epoch=epoch, **value)
+    except (ValueError, TypeError):
+        # Emptied by a power failure: whether its writer lives can only be told by waiting.
+        return Holder(epoch=epoch, host="?", pid=0, started=0, renewal=0, released=False)

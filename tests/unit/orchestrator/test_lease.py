@@ -82,6 +82,19 @@ def test_a_later_process_with_the_holders_pid_is_not_the_holder(folder: Path) ->
     assert Lease.take(folder).epoch == 2
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"host": "a"'])
+def test_a_lease_that_a_power_failure_emptied_is_waited_for_and_followed(
+    folder: Path, short: None, text: str
+) -> None:
+    path = write(folder, 4)
+    path.write_text(text)
+    lease = Lease.take(folder)
+    assert lease.epoch == 5
+    holder = current_holder(folder)
+    assert holder is not None
+    assert holder.pid == os.getpid()
+
+
 def test_of_two_claimants_exactly_one_gets_it(folder: Path) -> None:
     """Whoever reads the same newest epoch claims the same next one."""
     write(folder, 4, released=True)
