@@ -133,9 +133,11 @@ class S3Store:
                 ObjectInfo(key=item["Key"].removeprefix(self._s3.prefix), nbytes=item["Size"])
                 for item in page.get("Contents", [])
             ]
-            token = page.get("NextContinuationToken")
-            if not token:
+            before, token = token, page.get("NextContinuationToken")
+            if not page.get("IsTruncated"):
                 return tuple(sorted(found, key=lambda info: info.key))
+            if not token or token == before:
+                raise StoreUnavailable(f"{self._s3.where}: broke off the list of {prefix}")
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
