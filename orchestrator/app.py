@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -295,12 +296,21 @@ def _check_folders(config: RunConfig) -> None:
 def _check_port(config: RunConfig) -> None:
     host, port = config.server.host, config.server.port
     try:
-        with socket.create_server((host, port)):
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server(address[:2], family=family):
             return
-    except OSError as error:
+    except socket.gaierror as error:
         raise PreconditionError(
-            f"server.port: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
-            "choose another port, or 0 for any free one"
+            f"server.host: no address {host}: {error.strerror}; give one of this machine"
+        ) from error
+    except OSError as error:
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
+        key = "server.host" if is_elsewhere else "server.port"
+        fix = (
+            "give one of this machine" if is_elsewhere else "choose another, or 0 for any free one"
+        )
+        raise PreconditionError(
+            f"{key}: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; {fix}"
         ) from error
 
 

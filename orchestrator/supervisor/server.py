@@ -63,7 +63,7 @@ class Server:
                 "choose another port, or 0 for any free one"
             ) from error
         host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def stop(self) -> None:
         """Close all connections."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
+import pytest
 
 from orchestrator.config import RunConfig, parse
 from orchestrator.supervisor.server import Pages, Server
@@ -25,6 +26,17 @@ from orchestrator.wire import (
 )
 
 PATIENCE_S = 30.0
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no ::1")
 
 
 def run_config(folder: Path, command: list[str] | None = None, **tables: Any) -> RunConfig:
@@ -45,7 +57,7 @@ def run_config(folder: Path, command: list[str] | None = None, **tables: Any) ->
 class Desk:
     """A real server with real sessions; what agents say is kept in lists."""
 
-    def __init__(self, run_dir: Path, port: int = 0) -> None:
+    def __init__(self, run_dir: Path, port: int = 0, host: str = "127.0.0.1") -> None:
         self.run_dir = run_dir
         self.token = read_or_make_token(run_dir / "token")
         self.hellos: list[Hello] = []
@@ -57,7 +69,7 @@ class Desk:
         self.welcome = Welcome(epoch=1, acked=0, attempt=0)
         self.sessions = self.make_sessions()
         self.server = Server(
-            "127.0.0.1",
+            host,
             port,
             self.sessions,
             Pages(

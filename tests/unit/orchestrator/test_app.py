@@ -22,7 +22,7 @@ from orchestrator.errors import (
 )
 from orchestrator.supervisor.journal import FileJournal
 from orchestrator.supervisor.lease import Lease
-from tests.unit.orchestrator.desk import run_config
+from tests.unit.orchestrator.desk import needs_ipv6, run_config
 
 
 def with_command(folder: Path, *command: str, **job: Any) -> RunConfig:
@@ -150,8 +150,15 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_of_another_machine_is_named(tmp_path: Path, host: str) -> None:
     line = refused(run_config(tmp_path, server={"host": host}))
-    assert line.startswith("server.")
+    assert line.startswith("server.host: ")
     assert host in line
+    assert "Unknown error" not in line
+    assert "give one of this machine" in line
+
+
+@needs_ipv6
+def test_a_port_may_be_one_of_ipv6(tmp_path: Path) -> None:
+    app.preflight(run_config(tmp_path, server={"host": "::1"}))
 
 
 @pytest.mark.parametrize("place", ["nowhere", "file"])

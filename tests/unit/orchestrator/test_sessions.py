@@ -15,7 +15,7 @@ from orchestrator.errors import PreconditionError
 from orchestrator.supervisor import sessions
 from orchestrator.supervisor.sessions import read_or_make_token
 from orchestrator.wire import Ack, Fact, Order, Outcome, Report, ReservePort, Welcome
-from tests.unit.orchestrator.desk import Desk, free_port, until
+from tests.unit.orchestrator.desk import Desk, free_port, needs_ipv6, until
 
 FACT = Fact(n=1, event=RanksGone(attempt=1, node="n0"))
 
@@ -129,6 +129,15 @@ def test_a_taken_port_is_said_with_the_key_and_the_fix(tmp_path: Path) -> None:
                 PreconditionError, match=rf"server\.port: .*127\.0\.0\.1:{port}.*0 "
             ):
                 await Desk(tmp_path, port).open()
+
+    play(main())
+
+
+@needs_ipv6
+def test_an_address_may_be_one_of_ipv6(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Desk(tmp_path, host="::1") as desk, desk.agent():
+            assert desk.server.url.startswith("http://[::1]:")
 
     play(main())
 
