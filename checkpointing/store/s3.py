@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Final, cast
 
 from checkpointing import checksum
@@ -177,7 +177,7 @@ class S3Store:
     def _get_once(self, key: str) -> bytes:
         with self._s3.errors(key):
             answer = self._s3.client().get_object(Bucket=self._s3.bucket, Key=self._s3.key(key))
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 return bytes(body.read())
 
     def _read_once(self, key: str, offset: int, flat: memoryview) -> None:
@@ -186,7 +186,8 @@ class S3Store:
             answer = self._s3.client().get_object(
                 Bucket=self._s3.bucket, Key=self._s3.key(key), Range=f"bytes={offset}-{last}"
             )
-            with answer["Body"] as body:
+            # Not `with body`, which gives the raw stream: that does not notice a lost connection.
+            with closing(answer["Body"]) as body:
                 while done < flat.nbytes and (count := body.readinto(flat[done : done + _SIP])):
                     done += count
         if done < flat.nbytes:

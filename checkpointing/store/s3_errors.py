@@ -8,6 +8,7 @@ from botocore.exceptions import (
     ConnectionError,  # noqa: A004
     CredentialRetrievalError,
     HTTPClientError,
+    IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
     TokenRetrievalError,
@@ -101,7 +102,7 @@ def translate(error: ClientError | BotoCoreError, where: str) -> StoreError:
         | TokenRetrievalError,
     ):
         kind, text = StoreDenied, str(error)
-    elif isinstance(error, HTTPClientError | ConnectionError):
+    elif isinstance(error, HTTPClientError | ConnectionError | IncompleteReadError):
         kind, text = StoreUnavailable, str(error)
     else:
         kind, text = StoreError, str(error)
