@@ -94,13 +94,7 @@ def translate(error: ClientError | BotoCoreError, where: str) -> StoreError:
     """Return our error for botocore's, as one line that names the place and the fix."""
     if isinstance(error, ClientError):
         kind, text = _of_answer(error)
-    elif isinstance(
-        error,
-        NoCredentialsError
-        | PartialCredentialsError
-        | CredentialRetrievalError
-        | TokenRetrievalError,
-    ):
+    elif isinstance(error, _NO_CREDENTIALS):
         kind, text = StoreDenied, str(error)
     elif isinstance(error, HTTPClientError | ConnectionError | IncompleteReadError):
         kind, text = StoreUnavailable, str(error)
