@@ -30,6 +30,22 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _word(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("no process can be given a NUL character")
+    return value
+
+
+def _variable_name(value: str) -> str:
+    if not value or "=" in value:
+        raise ValueError("no name of a variable: write one without '='")
+    return _word(value)
+
+
+Word = Annotated[str, AfterValidator(_word)]
+VariableName = Annotated[str, AfterValidator(_variable_name)]
+
+
 class RunSection(Section):
     """`[run]`: identity. The name is also the prefix of the checkpoints in the store."""
 
@@ -40,9 +56,9 @@ class RunSection(Section):
 class JobSection(Section):
     """`[job]`: what runs on every rank. A first word `python` means everstep's interpreter."""
 
-    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    command: Annotated[tuple[Word, ...], Field(min_length=1)]
     workdir: Path = Path()
-    env: dict[str, str] = {}
+    env: dict[VariableName, Word] = {}
 
 
 class NodesSection(Section):
@@ -56,8 +72,14 @@ class NodesSection(Section):
     memory_dir: Path = Path("/dev/shm")  # noqa: S108 - arenas must lie in memory
 
 
+def _no_secret(value: str) -> str:
+    if "@" in urlsplit(value).netloc:
+        raise ValueError("holds credentials, and others see it; leave them to the environment")
+    return value
+
+
 def _store_url(value: str) -> str:
-    parts = urlsplit(value)
+    parts = urlsplit(_no_secret(value))
     if parts.scheme == "s3" and parts.netloc:
         return value
     if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
@@ -69,9 +91,9 @@ class CheckpointSection(Section):
     """`[checkpoint]`: where to, how often at first, and the limits of the tuner."""
 
     store: Annotated[str, AfterValidator(_store_url)] | None = None
-    endpoint_url: str | None = None
+    endpoint_url: Annotated[str, AfterValidator(_no_secret)] | None = None
     region: str | None = None
-    interval_steps: Annotated[int, Field(ge=1)] = 100
+    interval_steps: Annotated[int, Field(ge=1, le=10**12)] = 100
     tune: bool = True
     max_lost_work_s: Seconds = 1_800.0
     max_overhead: Annotated[float, Field(gt=0, lt=1)] = 0.02
@@ -229,7 +251,8 @@ def parse(raw: dict[str, Any], name: str) -> RunConfig:
 def _first_of(error: ValidationError) -> str:
     """Return the first mistake with its key and its fix, in one line."""
     first, more = error.errors()[0], len(error.errors()) - 1
-    key = ".".join(str(part) for part in first["loc"]) or "the file"
+    parts = (str(part) for part in first["loc"] if part not in ("", "[key]"))
+    key = ".".join(parts) or "the file"
     text = f"{key}: {_fix(first)}"
     return f"{text} (and {more} more)" if more else text
 
@@ -243,13 +266,16 @@ def _fix(error: Any) -> str:
     if kind == "string_pattern_mismatch":
         return f"{given!r}: use lower-case letters, digits, '.', '_' or '-', at most 48"
     message = error["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(given, dict) else f" (got {given!r})"
+    is_shown = not isinstance(given, dict) and "@" not in str(given)  # perhaps a secret
+    shown = f" (got {given!r})" if is_shown else ""
     return f"{message[0].lower()}{message[1:]}{shown}"
 
 
 def freeze(config: RunConfig, path: Path) -> None:
     """Write the effective configuration, all paths absolute, for agents and later supervisors."""
     temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600)  # the ranks' environment may hold secrets
     temporary.write_text(config.model_dump_json(indent=2), encoding="utf-8")
     temporary.replace(path)
 

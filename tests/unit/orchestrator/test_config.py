@@ -1,5 +1,6 @@
 import itertools
 import json
+import stat
 import sys
 from pathlib import Path
 
@@ -33,6 +34,10 @@ MISTAKES = [
     ('[run]\nname = "r"\n[job]\ncommand = ["a", 1]', "job.command.1", "string"),
     (LEAST + "comand = []", "job.comand", "spelling"),
     (LEAST + "[job.env]\nA = 1", "job.env.A", "string"),
+    (LEAST + '[job.env]\nA = "a\\u0000b"', "job.env.A", "NUL"),
+    (LEAST + '[job.env]\n"A=B" = "c"', "job.env.A=B", "'='"),
+    (LEAST + '[job.env]\n"" = "c"', "job.env", "no name"),
+    ('[run]\nname = "r"\n[job]\ncommand = ["a\\u0000b"]', "job.command.0", "NUL"),
     (LEAST + "[node]\ncount = 2", "node", "spelling"),
     (LEAST + "[nodes]\ncout = 2", "nodes.cout", "spelling"),
     (LEAST + "[nodes]\ncount = 0", "nodes.count", "greater than or equal to 1 (got 0)"),
@@ -45,6 +50,11 @@ MISTAKES = [
     (LEAST + '[checkpoint]\nstore = "file://folder"', "checkpoint.store", "file:///absolute"),
     (LEAST + '[checkpoint]\nstore = "/folder"', "checkpoint.store", "file:///absolute"),
     (LEAST + "[checkpoint]\ninterval_steps = 0", "checkpoint.interval_steps", "to 1"),
+    (
+        LEAST + "[checkpoint]\ninterval_steps = 9223372036854775808",
+        "checkpoint.interval_steps",
+        "to 1",
+    ),
     (LEAST + "[checkpoint]\nmax_overhead = 1.0", "checkpoint.max_overhead", "less than 1"),
     (LEAST + "[checkpoint]\nmax_lost_work_s = 0", "checkpoint.max_lost_work_s", "greater than 0"),
     (LEAST + "[checkpoint]\nmax_lost_work_s = nan", "checkpoint.max_lost_work_s", "nan"),
@@ -70,6 +80,23 @@ def test_a_mistake_is_one_line_that_names_the_key_and_the_fix(
     assert line.startswith(f"{path}: {key}: ")
     assert fix in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("store", "s3://key:hidden@bucket/prefix"),
+        ("endpoint_url", "http://key:hidden@s3.example"),
+        ("endpoint_url", "http://hidden@s3.example"),
+    ],
+)
+def test_a_secret_in_an_address_is_refused_and_not_repeated(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    """It would show in arguments, pages and the frozen configuration."""
+    with pytest.raises(ConfigError, match=rf"checkpoint\.{key}: .*environment") as caught:
+        load(write(tmp_path, f'{LEAST}[checkpoint]\n{key} = "{value}"'))
+    assert "hidden" not in str(caught.value)
 
 
 def test_further_mistakes_are_counted(tmp_path: Path) -> None:
@@ -170,6 +197,14 @@ def test_freezing_again_replaces_the_file_at_once(tmp_path: Path) -> None:
     changed = config.model_copy(update={"server": config.server.model_copy(update={"port": 1})})
     freeze(changed, path)
     assert thaw(path).server.port == 1
+
+
+def test_a_frozen_configuration_is_for_its_owner_only(tmp_path: Path) -> None:
+    """The environment of the ranks may hold secrets."""
+    path = tmp_path / "run.json"
+    path.write_text("{}")
+    freeze(load(write(tmp_path, LEAST)), path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_another_version_froze_is_refused_with_the_file_named(tmp_path: Path) -> None:
