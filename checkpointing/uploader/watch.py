@@ -81,8 +81,9 @@ class Watcher:
             self._report_failure(failure.staged, "a later save took its place", final=True)
             failure = None
         for staged in reversed(slots):
+            waits = failure is not None and _same(failure.staged, staged)
             # "uploading" and not by us: an uploader was killed.
-            if staged.upload_state in (UploadState.NONE, UploadState.UPLOADING):
+            if staged.upload_state in (UploadState.NONE, UploadState.UPLOADING) and not waits:
                 return staged
         if failure is not None:
             return failure.staged if time.monotonic() >= failure.again_at else None
@@ -97,6 +98,9 @@ class Watcher:
             arena = MappedArena(path)
         except (FileNotFoundError, ArenaInvalid):
             return  # replaced; the next poll sees what is there
+        except OSError as error:  # no memory or no descriptor for the mapping
+            self._failed(path, staged, error)
+            return
         header = arena.headers[staged.index]
         try:
             # A state that has grown gets a new file, where sequence numbers begin again.
@@ -120,13 +124,13 @@ class Watcher:
                 header.mark(staged.sequence, UploadState.UPLOADED)
             if (failure := self._failures.get(path)) and _same(failure.staged, staged):
                 del self._failures[path]
-        except CheckpointingError as error:
+        except (CheckpointingError, OSError) as error:
             self._failed(path, staged, error)
             header.mark(staged.sequence, UploadState.FAILED)
         finally:
             arena.close()
 
-    def _failed(self, path: Path, staged: StagedSlot, error: CheckpointingError) -> None:
+    def _failed(self, path: Path, staged: StagedSlot, error: CheckpointingError | OSError) -> None:
         final = isinstance(error, ObjectConflict | StageError)
         before = self._failures.pop(path, None)
         tries = before.tries + 1 if before and _same(before.staged, staged) else 1

@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,19 @@ class Bench:
     def stage(self, step: int) -> None:
         self.stager.stage(step, {"m": {"w": np.full(5000, step)}}, None)
 
-    def settle(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Poll until nothing is left to do, or the condition holds."""
+    def settle(self) -> None:
+        """Poll until nothing is left to do."""
         deadline, idle = time.monotonic() + 20, 0
-        while time.monotonic() < deadline and idle < 3 and not until():
+        while time.monotonic() < deadline and idle < 3:
             self.watcher.poll()
             idle = 0 if self.watcher.busy else idle + 1
+            time.sleep(0.005)
+
+    def settle_until_uploaded(self) -> None:
+        """Poll until the only slot is in the store."""
+        deadline = time.monotonic() + 20
+        while set(self.states().values()) != {"uploaded"} and time.monotonic() < deadline:
+            self.watcher.poll()
             time.sleep(0.005)
 
     def states(self) -> dict[int, str]:
@@ -121,14 +128,29 @@ def test_a_failure_is_reported_and_tried_again(
 
     monkeypatch.setattr(bench.store, "upload", flaky)
     bench.stage(1)
-    bench.settle(until=lambda: bench.states()[1] == "uploaded")
-    deadline = time.monotonic() + 20
-    while bench.states()[1] != "uploaded" and time.monotonic() < deadline:
-        bench.watcher.poll()
-        time.sleep(0.005)
+    bench.settle_until_uploaded()
     assert [e["event"] for e in bench.events] == ["upload_failed"] * 3 + ["uploaded"]
     assert bench.events[0]["error"] == "503 Slow Down"
     assert not bench.events[0]["final"]
+
+
+def test_an_arena_that_cannot_be_mapped_now_is_tried_again_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_FIRST_WAIT_S", 0.01)
+    failures = [0]
+
+    def busy(path: Path) -> MappedArena:
+        if failures[0] < 2:
+            failures[0] += 1
+            raise OSError(24, "Too many open files")
+        return MappedArena(path)
+
+    monkeypatch.setattr(watch, "MappedArena", busy)
+    bench.stage(1)
+    bench.settle_until_uploaded()
+    assert [e["event"] for e in bench.events] == ["upload_failed"] * 2 + ["uploaded"]
+    assert "Too many open files" in bench.events[0]["error"]
 
 
 def test_what_failed_with_one_uploader_is_tried_by_the_next(
