@@ -81,7 +81,10 @@ class Checkpointer:
 
     @property
     def should_stop(self) -> bool:
-        """True once a planned stop is reached and its state is staged: leave the loop."""
+        """True once a planned stop is reached and its state is staged: leave the loop.
+
+        Also when it could not be staged, since nobody may keep an allocation that ends.
+        """
         return self._stop
 
     def restore(self, state: State, local: State | None = None) -> int:
@@ -146,12 +149,12 @@ class Checkpointer:
         self._tick(step, loss, tokens)
         self._follow_control(step)
         control = self._control
-        asked = control is not None and step in (control.snapshot_step, control.stop_step)
+        stopping = control is not None and 0 <= control.stop_step <= step
+        asked = stopping or (control is not None and step == control.snapshot_step)
         regular = self._interval > 0 and step % self._interval == 0
         if state is not None and (asked or regular):
             self._save(self._stager, step, state, local, wait_s=_WAIT_S if asked else 0.0)
-        if control is not None and 0 <= control.stop_step <= step:
-            self._stop = True
+        self._stop = self._stop or stopping
         self._mark = time.monotonic()
 
     def finish(self, step: int, state: State | None = None, local: State | None = None) -> None:

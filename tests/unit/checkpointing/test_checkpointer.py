@@ -168,6 +168,17 @@ def test_a_planned_stop_saves_and_tells_the_loop(agent: Agent) -> None:
     assert agent.reading().saves == 2, "what is staged is not staged again"
 
 
+def test_a_planned_stop_is_not_missed_by_a_script_that_counts_in_tens(agent: Agent) -> None:
+    agent.view.set_control(Control(interval_steps=0, stop_step=13))
+    ck = Checkpointer.from_env(agent.environ())
+    ck.restore(_state())
+    ck.step(10, _state())
+    assert not ck.should_stop
+    ck.step(20, _state())
+    assert ck.should_stop
+    assert agent.steps() == [20]
+
+
 def test_memory_restores_state_and_own_state(agent: Agent) -> None:
     agent.view.set_control(Control(interval_steps=2))
     ck = Checkpointer.from_env(agent.environ())
