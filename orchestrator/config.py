@@ -53,12 +53,21 @@ class RunSection(Section):
     dir: Path = Path("runs")
 
 
+# The last two are what the first step of torch's optimizers and of DDP imports late: 2 s.
+PRELOAD = ("numpy", "torch", "torch.distributed.optim", "torch._dynamo")
+
+
 class JobSection(Section):
-    """`[job]`: what runs on every rank. A first word `python` means everstep's interpreter."""
+    """`[job]`: what runs on every rank. A first word `python` means everstep's interpreter.
+
+    `preload` names modules that each node imports once, before anything fails, so that a restart
+    forks its ranks instead of importing again; an empty list starts every rank as a new program.
+    """
 
     command: Annotated[tuple[Word, ...], Field(min_length=1)]
     workdir: Path = Path()
     env: dict[VariableName, Word] = {}
+    preload: tuple[str, ...] = PRELOAD
 
 
 class NodesSection(Section):

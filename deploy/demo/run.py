@@ -27,6 +27,7 @@ name = "{name}"
 [job]
 command = {command}
 workdir = "{workdir}"
+preload = ["numpy", "torch"]
 
 [nodes]
 count = 2

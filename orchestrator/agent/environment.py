@@ -31,6 +31,17 @@ class JobSpec:
     store_json: str
     step_timeout_s: float
     init_timeout_s: float
+    preload: tuple[str, ...] = ()
+
+
+def common_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
+    """Return what the environments of all ranks of a node have in common."""
+    return {
+        **{k: v for k, v in base.items() if not k.startswith(("SUBMITIT_", "EVERSTEP_"))},
+        "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", "1"),
+        "PYTHONUNBUFFERED": "1",  # the last words of a killed rank must not die in a buffer
+        **spec.env,
+    }
 
 
 def rank_environment(
@@ -44,9 +55,7 @@ def rank_environment(
     world = order.num_nodes * order.ranks
     rank = order.node_rank * order.ranks + local_rank
     return {
-        **{k: v for k, v in base.items() if not k.startswith(("SUBMITIT_", "EVERSTEP_"))},
-        "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", "1"),
-        "PYTHONUNBUFFERED": "1",  # the last words of a killed rank must not die in a buffer
+        **common_environment(base, spec),
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world),

@@ -2,22 +2,18 @@
 
 import asyncio
 import contextlib
-import ctypes
+import logging
 import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
-_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded before any fork: the child only calls it
+from orchestrator.agent.lifeline import die_with_parent
+from orchestrator.agent.zygote import ForkedProcess, Zygote, ZygoteUnavailable, can_fork
 
+log = logging.getLogger(__name__)
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that forked it ends.
-
-    A SIGKILLed agent runs no clean-up; without this its ranks would train on, unwatched.
-    """
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+Process = asyncio.subprocess.Process | ForkedProcess
 
 
 class RankProcess:
@@ -30,7 +26,7 @@ class RankProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Process,
         output: asyncio.StreamReader,
         pipe: asyncio.BaseTransport,
     ) -> None:
@@ -41,7 +37,11 @@ class RankProcess:
 
     @classmethod
     async def start(
-        cls, argv: tuple[str, ...], env: Mapping[str, str], workdir: Path
+        cls,
+        argv: tuple[str, ...],
+        env: Mapping[str, str],
+        workdir: Path,
+        zygote: Zygote | None = None,
     ) -> "RankProcess":
         """Start a command in a session of its own, its output in one pipe.
 
@@ -52,16 +52,7 @@ class RankProcess:
         # (https://github.com/python/cpython/issues/119710).
         ours, theirs = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=theirs,
-                stderr=theirs,
-                env=dict(env),
-                cwd=workdir,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            process = await _spawn(argv, env, workdir, theirs, zygote)
         except BaseException:
             os.close(ours)
             raise
@@ -95,7 +86,12 @@ class RankProcess:
     def signal(self, signum: int) -> None:
         """Send a signal to the whole group; a group that is gone is no error."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signum)
+            try:
+                os.killpg(self.pid, signum)
+            except ProcessLookupError:
+                if not self.is_running:
+                    raise
+                os.kill(self.pid, signum)  # just forked, and not yet in a session of its own
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL for what is left after `grace_s`; returns when it is reaped."""
@@ -108,3 +104,28 @@ class RankProcess:
             self.signal(signal.SIGKILL)
             await self.wait()
         self.signal(signal.SIGKILL)  # children that outlived their leader
+
+
+async def _spawn(
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    workdir: Path,
+    output: int,
+    zygote: Zygote | None,
+) -> Process:
+    """Fork from the zygote where that is possible, else start a program of its own."""
+    if zygote is not None and can_fork(argv):
+        try:
+            return await zygote.fork(argv, env, workdir, output)
+        except ZygoteUnavailable as error:
+            log.warning("cold start, the zygote is not usable: %s", error)
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=dict(env),
+        cwd=workdir,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )

@@ -14,9 +14,15 @@ from checkpointing.slot import Control as SlotControl
 from checkpointing.slot import Phase, SlotReading, SlotView, create
 from monitors.logs.scan import Match, Scanner
 from monitors.progress.process import abnormal
-from orchestrator.agent.environment import JobSpec, RankPaths, rank_environment
+from orchestrator.agent.environment import (
+    JobSpec,
+    RankPaths,
+    common_environment,
+    rank_environment,
+)
 from orchestrator.agent.output import OutputCapture
 from orchestrator.agent.process import RankProcess
+from orchestrator.agent.zygote import Zygote, can_fork
 from orchestrator.core.events import RankExited, RanksStarted, SignatureSeen
 from orchestrator.wire import Control, FactEvent, RankReport, StartNode, StopNode
 
@@ -56,6 +62,8 @@ class Ranks:
         self._fact = fact
         self._ranks: dict[int, Rank] = {}
         self._control = SlotControl(interval_steps=0)
+        env = common_environment(os.environ, spec)
+        self._zygote = Zygote(spec.preload, env) if spec.preload else None
         self.attempt = 0
         self.signature_counts: dict[str, int] = {}
 
@@ -69,6 +77,11 @@ class Ranks:
         """Lines of output of this attempt so far."""
         return sum(rank.capture.lines for rank in self._ranks.values())
 
+    def warm_up(self) -> None:
+        """Have the zygote ready for the next start; returns at once."""
+        if self._zygote is not None and can_fork(self._spec.argv):
+            self._zygote.warm_up()
+
     async def start(self, order: StartNode) -> None:
         """Start the node's ranks of a new attempt; whatever ran before is killed first.
 
@@ -78,6 +91,8 @@ class Ranks:
         """
         await self.stop_all(grace_s=0.0)
         self.attempt = order.attempt
+        for former in self._ranks.values():
+            former.slot.close()
         self._ranks = {}
         self._control = SlotControl(interval_steps=order.interval_steps)
         try:
@@ -96,6 +111,7 @@ class Ranks:
                 pids=tuple(rank.process.pid for rank in self._ranks.values()),
             )
         )
+        self.warm_up()
         for rank in self._ranks.values():
             rank.watcher = asyncio.ensure_future(self._watch(rank, order.attempt))
 
@@ -125,7 +141,7 @@ class Ranks:
         slot = SlotView(paths.slot)
         slot.set_control(self._control)
         env = rank_environment(os.environ, self._spec, order, local_rank, paths)
-        process = await RankProcess.start(self._spec.argv, env, self._spec.workdir)
+        process = await RankProcess.start(self._spec.argv, env, self._spec.workdir, self._zygote)
         capture = OutputCapture(
             paths.log, number, self._scanner, lambda match: self._matched(number, match)
         )
@@ -236,6 +252,12 @@ class Ranks:
             watchers = [rank.watcher for rank in self._ranks.values() if rank.watcher]
             await asyncio.wait(watchers, timeout=order.save_s)
         await self.stop_all(order.grace_s)
+
+    async def close(self, grace_s: float) -> None:
+        """End the ranks and the zygote."""
+        await self.stop_all(grace_s)
+        if self._zygote is not None:
+            await self._zygote.close()
 
     async def stop_all(self, grace_s: float) -> None:
         """End every rank that still runs, all at once."""

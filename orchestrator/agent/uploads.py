@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.agent.process import die_with_parent
+from orchestrator.agent.lifeline import die_with_parent
 from orchestrator.core.events import ShardUploaded, UploadFailed
 
 log = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ class LocalBench:
         self.config: RunConfig = parse(
             {
                 "run": {"name": "launched", "dir": str(folder)},
-                "job": {"command": ["true"]},
+                "job": {"command": ["true"], "preload": []},
                 "nodes": {"count": 2},
             },
             "the test",

@@ -45,7 +45,7 @@ def run_config(folder: Path, command: list[str] | None = None, **tables: Any) ->
     memory.mkdir(exist_ok=True)
     raw = {
         "run": {"name": "small", "dir": str(folder)},
-        "job": {"command": command or ["true"], "workdir": str(folder)},
+        "job": {"command": command or ["true"], "workdir": str(folder), "preload": []},
         **tables,
     }
     raw["nodes"] = {"memory_dir": str(memory), **tables.get("nodes", {})}

@@ -1,0 +1,60 @@
+"""How processes of a node hang together: what dies with whom, and who reaps orphans."""
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded before any fork: the child only calls it
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that forked it ends.
+
+    A SIGKILLed agent runs no clean-up; without this its ranks would train on, unwatched.
+    """
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of orphaned descendants, as forked ranks are."""
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Orphans:
+    """Reaps dead children that nobody here waits for: what ranks left behind.
+
+    A child that somebody waits for is reaped within moments of its death, so one that is dead at
+    two looks in a row is an orphan.
+    """
+
+    def __init__(self) -> None:
+        self._dead: frozenset[int] = frozenset()
+
+    def reap(self) -> None:
+        """Look once; call it every few seconds."""
+        dead = frozenset(pid for pid in _children() if _is_zombie(pid))
+        for pid in dead & self._dead:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._dead = dead
+
+
+def _children() -> list[int]:
+    """Return the children of all threads of this process; source: proc_pid_task_children(5)."""
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text("ascii").split())
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "Z"
