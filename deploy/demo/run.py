@@ -26,7 +26,7 @@ name = "{name}"
 
 [job]
 command = {command}
-workdir = "{workdir}"
+workdir = {workdir}
 preload = ["numpy", "torch"]
 
 [nodes]
@@ -75,6 +75,7 @@ class Run:
         self._env = env
         self._look = look
         self._process: subprocess.Popen[bytes] | None = None
+        self._news_at = time.monotonic()
 
     @property
     def name(self) -> str:
@@ -88,6 +89,7 @@ class Run:
 
     def start(self) -> None:
         """Start the supervisor: `everstep run NAME.toml --plain`."""
+        self._news_at = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", "run", str(self._toml), "--plain"],
@@ -106,6 +108,7 @@ class Run:
             return
         self.fresh = records[len(self.records) :]
         if self.fresh:
+            self._news_at = time.monotonic()
             self.records = records
             self.state, self.history = History.of(records)
 
@@ -113,9 +116,8 @@ class Run:
         """Watch until a condition holds.
 
         Raises:
-            DemoError: Not within the demo's patience, or the supervisor is gone.
+            DemoError: No news within the demo's patience, or the supervisor is gone.
         """
-        deadline = time.monotonic() + PATIENCE_S
         while True:
             self.refresh()
             self._look(self)
@@ -124,15 +126,14 @@ class Run:
             if self._process is not None and self._process.poll() is not None:
                 code = self._process.returncode
                 raise DemoError(f"the supervisor ended with {code}; read {self.log_path}")
-            if time.monotonic() > deadline:
+            if self._is_stuck:
                 raise DemoError(f"{what} did not come; read {self.log_path}")
             time.sleep(POLL_S)
 
     def join(self) -> None:
         """Wait for the supervisor's clean end."""
         assert self._process is not None
-        deadline = time.monotonic() + PATIENCE_S
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while self._process.poll() is None and not self._is_stuck:
             self.refresh()
             self._look(self)
             time.sleep(POLL_S)
@@ -140,6 +141,11 @@ class Run:
         self._look(self)
         if self._process.poll() != 0:
             raise DemoError(f"{self.name} ended with {self._process.poll()}; read {self.log_path}")
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether the journal has had nothing new for longer than the demo waits."""
+        return time.monotonic() - self._news_at > PATIENCE_S
 
     def rank_pids(self) -> dict[int, int]:
         """Return the pid of every rank of the newest attempt."""
@@ -182,12 +188,17 @@ class Run:
             process.wait()
 
 
+def _toml(value: str | list[str]) -> str:
+    """Return the value as TOML, which is JSON here but for surrogate pairs."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def write_toml(path: Path, name: str, command: list[str], store: str, endpoint: str) -> Path:
     """Write a run file; paths in it are absolute."""
     text = TOML.format(
         name=name,
-        command=json.dumps(command),
-        workdir=Path.cwd(),
+        command=_toml(command),
+        workdir=_toml(str(Path.cwd())),
         store=store,
         endpoint=endpoint,
     )
