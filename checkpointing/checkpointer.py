@@ -91,7 +91,7 @@ class Checkpointer:
         """Bring the state to the checkpoint that this attempt starts from.
 
         Tensors are filled in place, objects with `load_state_dict` get it, plain dicts and lists
-        are changed in place.
+        are changed in place. A function has to return the same ones at every call.
 
         Args:
             state: Alike on all ranks.
@@ -114,6 +114,8 @@ class Checkpointer:
             wanted = json.loads(self._env.restore)
             if wanted is not None:
                 step = self._restore_to(self._env, wanted, whole, own)
+                _reached(state, whole)
+                _reached(local, own)
         except (CheckpointingError, OSError, ValueError, KeyError, TypeError) as error:
             _leave(RESTORE_FAILED_EXIT, f"rank {self._env.rank}: restore failed: {error}")
         try:
@@ -150,7 +152,8 @@ class Checkpointer:
         self._follow_control(step)
         control = self._control
         stopping = control is not None and 0 <= control.stop_step <= step
-        asked = stopping or (control is not None and step == control.snapshot_step)
+        first_stop = stopping and not self._stop  # a script may not look at `should_stop`
+        asked = first_stop or (control is not None and step == control.snapshot_step)
         regular = self._interval > 0 and step % self._interval == 0
         if state is not None and (asked or regular):
             self._save(self._stager, step, state, local, wait_s=_WAIT_S if asked else 0.0)
@@ -279,6 +282,17 @@ class Checkpointer:
 
 def _value(state: State) -> Mapping[str, Any]:
     return state() if callable(state) else state
+
+
+def _reached(source: State | None, restored: Mapping[str, Any] | None) -> None:
+    """Check that a callable now returns what was restored, not plain values from elsewhere."""
+    if not callable(source) or restored is None:
+        return
+    if flatten(source()).skeleton != flatten(restored).skeleton:
+        raise RestoreFailed(
+            "the function that gives the state makes plain values anew, which cannot be restored: "
+            "give a mapping, or an object with load_state_dict()"
+        )
 
 
 def _leave(code: int, message: str) -> NoReturn:

@@ -176,7 +176,8 @@ def test_a_planned_stop_is_not_missed_by_a_script_that_counts_in_tens(agent: Age
     assert not ck.should_stop
     ck.step(20, _state())
     assert ck.should_stop
-    assert agent.steps() == [20]
+    ck.step(30, _state())
+    assert agent.steps() == [20], "a script that goes on is not held up again"
 
 
 def test_memory_restores_state_and_own_state(agent: Agent) -> None:
@@ -195,6 +196,23 @@ def test_memory_restores_state_and_own_state(agent: Agent) -> None:
     assert own == {"seed": (4, 5)}
     assert agent.reading().step == 2
     assert agent.steps() == [2], "the arena is kept for the next restart"
+
+
+def test_plain_values_that_a_function_makes_anew_are_not_restored_in_silence(
+    agent: Agent, capfd: pytest.CaptureFixture[str]
+) -> None:
+    agent.view.set_control(Control(interval_steps=2))
+    ck = Checkpointer.from_env(agent.environ())
+    ck.restore(_state())
+    ck.step(2, {"w": np.arange(10.0), "n": 7})
+    environ = agent.environ(attempt=2, restore={"step": 2, "attempt": 1, "source": "memory"})
+    weights, kept = np.zeros(10), {"w": np.zeros(10), "n": 0}
+    assert Checkpointer.from_env(environ).restore(lambda: kept) == 2
+    assert kept["n"] == 7
+    with pytest.raises(SystemExit) as end:
+        Checkpointer.from_env(environ).restore(lambda: {"w": weights, "n": 0})
+    assert end.value.code == 77
+    assert "give a mapping" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
