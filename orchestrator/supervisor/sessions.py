@@ -121,10 +121,12 @@ class Sessions:
 
     def _remove(self, session: Session) -> None:
         session.give_up()
-        if self._sessions.get(session.hello.node) is session:
-            del self._sessions[session.hello.node]
-            self._left.set()
-            self._gone(session.hello)
+        node = session.hello.node
+        if self._sessions.get(node, session) is not session:
+            return  # replaced; without any there, it was greeted and left before it was admitted
+        self._sessions.pop(node, None)
+        self._left.set()
+        self._gone(session.hello)
 
     def _receive(self, session: Session, text: str) -> None:
         try:
@@ -173,9 +175,11 @@ class Sessions:
         session.waiting[order.key] = future
         try:
             await session.socket.send_str(pack(order))
+            return await future
         except ConnectionError:
             return None
-        return await future
+        finally:
+            session.waiting.pop(order.key, None)
 
     async def _session(self, node: str) -> Session:
         async with self._changed:

@@ -5,7 +5,7 @@ import socket
 import stat
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -15,7 +15,7 @@ from orchestrator.errors import PreconditionError
 from orchestrator.supervisor import sessions
 from orchestrator.supervisor.sessions import read_or_make_token
 from orchestrator.wire import Ack, Fact, Order, Outcome, Report, ReservePort, Welcome
-from tests.unit.orchestrator.desk import Desk, free_port, needs_ipv6, until
+from tests.unit.orchestrator.desk import Desk, free_port, greeting, needs_ipv6, until
 
 FACT = Fact(n=1, event=RanksGone(attempt=1, node="n0"))
 
@@ -280,6 +280,41 @@ def test_an_order_to_nobody_is_given_up_in_time(tmp_path: Path) -> None:
             assert "n9 did not answer" in outcome.detail
 
     play(main())
+
+
+def test_an_order_without_an_answer_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Desk(tmp_path) as desk, desk.agent():
+            outcome = await desk.sessions.order("n0", "k", 3, ORDER, 0.05)
+            assert not outcome.ok
+            assert not desk.sessions._sessions["n0"].waiting
+
+    play(main())
+
+
+def test_an_agent_that_is_gone_before_its_welcome_is_not_there(tmp_path: Path) -> None:
+    """It was heard, so the loop must hear that it left."""
+
+    async def main() -> None:
+        async with Desk(tmp_path) as desk:
+            line = GoneAtOnce()
+            session = sessions.Session(greeting("n0"), cast(Any, line))
+            with pytest.raises(ConnectionError):
+                await desk.sessions._admit(session)
+            desk.sessions._remove(session)
+            assert [hello.node for hello in desk.left] == ["n0"]
+            async with desk.agent("n0"):
+                desk.sessions._remove(session)
+                assert len(desk.left) == 1, "a later connection is there"
+
+    play(main())
+
+
+class GoneAtOnce:
+    """A connection that ended before anything could be said."""
+
+    async def send_str(self, _: str) -> None:
+        raise ConnectionResetError
 
 
 def test_waiting_for_agents_to_leave_ends_when_they_have_left_or_with_time(tmp_path: Path) -> None:
