@@ -1,6 +1,7 @@
-"""How much memory an arena may take: shared memory, the machine's, and this process's cgroup."""
+"""How much memory an arena may take: shared memory, the machine's, and this process's cgroups."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +15,9 @@ def room_for(folder: Path) -> dict[str, int]:
     available = _meminfo("MemAvailable")
     if available is not None:
         room["MemAvailable"] = available
-    limit, used = _number(_cgroup() / "memory.max"), _number(_cgroup() / "memory.current")
-    if limit is not None and used is not None:
-        # The page cache counts as used but is given up on demand.
-        room["cgroup memory.max"] = limit - used + (_cgroup_stat("inactive_file") or 0)
+    in_cgroups = [left for group in _cgroups() if (left := _left_in(group)) is not None]
+    if in_cgroups:
+        room["cgroup memory.max"] = min(in_cgroups)
     return room
 
 
@@ -26,13 +26,27 @@ def gib(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB"
 
 
-def _cgroup() -> Path:
+def _cgroups() -> Iterator[Path]:
+    """Yield this process's cgroup and those around it: a batch system limits an outer one."""
+    own = _CGROUP / _own_cgroup()
+    yield own
+    yield from (outer for outer in own.parents if outer.is_relative_to(_CGROUP))
+
+
+def _own_cgroup() -> str:
     try:
         line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
     except (OSError, IndexError):
-        return _CGROUP
-    inner = _CGROUP / line.rpartition("::")[2].lstrip("/")
-    return inner if (inner / "memory.max").exists() else _CGROUP
+        return ""
+    return line.rpartition("::")[2].lstrip("/")
+
+
+def _left_in(cgroup: Path) -> int | None:
+    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    if limit is None or used is None:
+        return None
+    # The page cache counts as used but is given up on demand.
+    return limit - used + (_cgroup_stat(cgroup, "inactive_file") or 0)
 
 
 def _meminfo(name: str) -> int | None:
@@ -53,9 +67,9 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _cgroup_stat(name: str) -> int | None:
+def _cgroup_stat(cgroup: Path, name: str) -> int | None:
     try:
-        lines = (_cgroup() / "memory.stat").read_text().splitlines()
+        lines = (cgroup / "memory.stat").read_text().splitlines()
     except OSError:
         return None
     for line in lines:

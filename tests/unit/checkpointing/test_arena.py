@@ -177,6 +177,22 @@ def test_the_room_for_staging_is_known_here() -> None:
     assert room["MemAvailable"] > 0
 
 
+def test_the_limit_of_an_outer_cgroup_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "job_7" / "step_0"
+    inner.mkdir(parents=True)
+    for folder, limit in ((inner, "max"), (inner.parent, "1000000"), (tmp_path, "2000000")):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("400000")
+        (folder / "memory.stat").write_text("anon 5\ninactive_file 1000\n")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_own_cgroup", lambda: "job_7/step_0")
+    assert memory.room_for(Path("/dev/shm"))["cgroup memory.max"] == 601_000
+    monkeypatch.setattr(memory, "_own_cgroup", lambda: "elsewhere")
+    assert memory.room_for(Path("/dev/shm"))["cgroup memory.max"] == 1_601_000
+
+
 STAGE_FOREVER = """
 import sys
 from pathlib import Path
