@@ -11,7 +11,7 @@ from orchestrator.core.state import AttemptPhase, Incident, State
 
 DEFAULT_RESTART_S = 60.0
 MEASURED_COMMITS = 2
-COUNTED_CLASSES = ("process", "node", "network", "storage")
+COUNTED_CLASSES = ("process", "node", "storage")
 
 
 def interval(state: State, now: float, policy: Policy) -> Decision | None:
