@@ -1,8 +1,8 @@
 """What the views need of the past and the state no longer holds: attempts, progress, commits.
 
 A supervisor keeps one `History` beside its state and shows it every record once; a reader of a
-stored journal builds it with `History.of`. Its size is bounded by the number of attempts, not by
-the length of the run.
+stored journal builds it with `History.of`. It grows with attempts, commits and absences; of
+progress and records it keeps a bounded number.
 """
 
 import math
