@@ -295,12 +295,13 @@ def _supervisor(run_dir: Path) -> dict[str, Any]:
         where = json.loads((run_dir / "supervisor.json").read_text(encoding="utf-8"))
         url = str(where["url"])
     except (OSError, ValueError, KeyError, TypeError):
-        return {"url": None, "pid": None, "alive": False}
-    found = {"url": url, "pid": where.get("pid"), "alive": False}
+        return {"url": None, "alive": False}
+    found = {"url": url, "alive": False}
     if not url.startswith(("http://", "https://")):
         return found
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as `app.ask` does
     try:
-        with urllib.request.urlopen(f"{url}/healthz", timeout=PROBE_TIMEOUT_S):  # noqa: S310
+        with direct.open(f"{url}/healthz", timeout=PROBE_TIMEOUT_S):
             found["alive"] = True
     except (OSError, ValueError):
         pass

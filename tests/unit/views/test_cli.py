@@ -1,6 +1,8 @@
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,26 @@ def test_stop_without_a_supervisor_is_code_5(everstep, run_dir: Path) -> None:
         code, _, err = everstep(command, str(run_dir))
         assert code == ExitCode.NOT_FOUND
         assert err.startswith("everstep: ")
+
+
+def test_a_supervisor_is_looked_for_without_a_proxy(tmp_path: Path, monkeypatch) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1" if name == "http_proxy" else "")
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / "supervisor.json").write_text(json.dumps({"url": url}))
+        assert cli._supervisor(tmp_path) == {"url": url, "alive": True}
+        server.shutdown()
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return
 
 
 def test_stop_asks_the_supervisor(everstep, run_dir: Path, monkeypatch) -> None:
