@@ -93,9 +93,9 @@ def run(config_path: Path, *, watcher: Watcher | None = None) -> Outcome:
         lease = Lease.take(run_dir / "lease")
         state, history = prepare(config)
         freeze(config, run_dir / "run.json")
-        journal = FileJournal(run_dir / "journal.jsonl")
-        supervisor = compose(config, state, history, journal, lease, store, watcher)
-        final = serve(supervisor)
+        with contextlib.closing(FileJournal(run_dir / "journal.jsonl")) as journal:
+            supervisor = compose(config, state, history, journal, lease, store, watcher)
+            final = serve(supervisor)
         lease.release()
     except (EverstepError, KeyboardInterrupt, OSError) as error:
         if lease is not None:
