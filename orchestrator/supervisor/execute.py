@@ -242,8 +242,8 @@ class Executor:
         order = Shutdown(grace_s=state.policy.kill_grace_s)
         await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in alive))
         await self._sessions.all_gone(alive, GOODBYE_S)
-        if state.job:
-            await asyncio.to_thread(self._launcher.cancel, state.job)
+        # Without a job as well: a submit that was given up may have come through.
+        await asyncio.to_thread(self._launcher.cancel, state.job)
         return True, ""
 
     async def _order(

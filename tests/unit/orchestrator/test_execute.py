@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,18 @@ def test_an_end_tells_the_living_agents_and_gives_the_allocation_back() -> None:
             ("n1", Shutdown),
         ]
         assert bench.ears.gone == [("n0", "n1")]
+
+    play(main())
+
+
+@pytest.mark.parametrize("job", ["7", ""])
+def test_an_allocation_is_given_back_also_when_asking_for_it_failed(job: str) -> None:
+    async def main() -> None:
+        bench = Bench(replace(under_way(), job=job))
+        given_back: list[str] = []
+        bench.launcher.cancel = given_back.append  # type: ignore[method-assign]
+        assert (await bench.does(Finish(outcome=Outcome.FAILED))).ok
+        assert given_back == [job]
 
     play(main())
 
