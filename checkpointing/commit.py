@@ -194,7 +194,10 @@ def _agree(name: str, what: str, ranks: Sequence[int], values: Sequence[object])
 
 
 def _object_is_covered(index: Index) -> None:
-    """Check that a rank's extents fill its object exactly once."""
+    """Check that a rank's extents fill its object exactly once, its own state among them."""
+    lost = [extent.name for extent in index.extents if extent.kind == "local" and extent.offset < 0]
+    if lost:
+        raise CommitRefused(f"{lost[0]}: own state of rank {index.rank}, uploaded by nobody")
     end = 0
     for extent in sorted((e for e in index.extents if e.offset >= 0), key=_place):
         if extent.offset != end or extent.owner != index.rank:

@@ -244,6 +244,18 @@ def test_chunks_must_cover_every_tensor_exactly_once(cluster: Cluster) -> None:
     _refused(cluster, [fewer, *uploads[1:]], r"absent: rank 0|expected")
 
 
+def test_own_state_that_nobody_uploaded_is_refused(cluster: Cluster) -> None:
+    uploads = cluster.upload(5)
+    index = Index.unpack(cluster.store.get(uploads[1].index_key))
+    own = next(extent for extent in index.extents if extent.kind == "local")
+    last = max(extent.offset + extent.nbytes for extent in index.extents if extent.offset >= 0)
+    assert own.offset + own.nbytes == last
+    extents = tuple(replace(e, offset=-1) if e is own else e for e in index.extents)
+    uploads[1] = cluster.rewrite(uploads[1], extents=extents, data_nbytes=last - own.nbytes)
+    with pytest.raises(CommitRefused, match="rng: own state of rank 1, uploaded by nobody"):
+        cluster.commit(uploads, 5)
+
+
 def test_a_lost_or_short_object_is_refused(cluster: Cluster) -> None:
     uploads = cluster.upload(5)
     path = cluster.root / keys.data_key("run", 5, 1, 1)
