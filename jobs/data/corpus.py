@@ -114,7 +114,7 @@ def _open_npy(path: Path) -> NDArray[np.unsignedinteger[Any]]:
             f"--data {path}: needs one dimension of unsigned integers, "
             f"has shape {tokens.shape} of {tokens.dtype}"
         )
-    return tokens  # type: ignore[no-any-return]
+    return tokens
 
 
 def _files(root: Path) -> Iterator[Path]:
