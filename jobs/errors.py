@@ -3,6 +3,7 @@
 JobError
 +-- UsageError           the flags, the data or the checkpoint do not fit together   exit 2
 |   +-- DataError        the data is missing, empty, too short or of the wrong kind  exit 2
++-- OutputError          metrics.jsonl or final.json cannot be written               exit 1
 +-- NonFiniteLoss        the loss or the gradients are not finite                    exit 3
 """
 
@@ -23,6 +24,10 @@ class UsageError(JobError):
 
 class DataError(UsageError):
     """The data is missing, empty, too short or not readable as tokens."""
+
+
+class OutputError(JobError):
+    """The folder for the run's outputs does not take what is written to it."""
 
 
 class NonFiniteLoss(JobError):

@@ -5,10 +5,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from jobs.errors import OutputError
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +58,11 @@ class Outputs:
         self._plain = plain or not sys.stderr.isatty()
         self._log_every = log_every
         if active:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._metrics = os.open(
-                folder / "metrics.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
-            self._end_torn_line()
+            with _one_line(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._metrics = os.open(folder / "metrics.jsonl", flags, 0o644)
+                self._end_torn_line()
 
     def record(self, record: StepRecord) -> None:
         """Append a finished step: a single write, so a kill tears at most the last line."""
@@ -76,7 +79,8 @@ class Outputs:
             "grad_norm": record.grad_norm,
             "max_violation": round(record.max_violation, 4),
         }
-        os.write(self._metrics, (json.dumps(fields) + "\n").encode())
+        with _one_line(self._folder):
+            os.write(self._metrics, (json.dumps(fields) + "\n").encode())
         self._show(record)
 
     def finish(
@@ -87,7 +91,7 @@ class Outputs:
             return
         final = {"steps": steps, "loss": loss, "tokens": tokens, "sha256": dict(sha256)}
         partial = self._folder / f".final.json.{os.getpid()}"
-        with partial.open("w", encoding="utf-8") as file:
+        with _one_line(self._folder), partial.open("w", encoding="utf-8") as file:
             json.dump(final, file, indent=2)
             file.write("\n")
             file.flush()
@@ -120,3 +124,14 @@ class Outputs:
         size = os.fstat(self._metrics).st_size
         if size and os.pread(self._metrics, 1, size - 1) != b"\n":
             os.write(self._metrics, b"\n")
+
+
+@contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{folder}: cannot be written: {error.strerror}; make room there or give this user "
+            "write permission"
+        ) from error

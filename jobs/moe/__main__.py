@@ -1,7 +1,8 @@
 """Command line of the job: ``python -m jobs.moe --preset demo --steps 300``.
 
 It runs under everstep, under torchrun, or as a single process. Exit codes: 0 finished or stopped as
-planned, 2 wrong flags or data, 3 the loss is not finite, 77 and 78 from the checkpointer.
+planned, 1 outputs cannot be written, 2 wrong flags or data, 3 the loss is not finite, 77 and 78
+from the checkpointer.
 """
 
 import argparse

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from jobs.digest import tensor_sha256
+from jobs.errors import OutputError
 from jobs.outputs import Outputs, StepRecord
 
 pytestmark = pytest.mark.torch
@@ -54,6 +55,17 @@ def test_final_file_is_replaced_whole_and_leaves_no_partial(tmp_path):
         "sha256": {"weights": "a", "optimizer": "b"},
     }
     assert {path.name for path in tmp_path.iterdir()} == {"final.json", "metrics.jsonl"}
+
+
+def test_a_full_disk_is_one_line_that_names_the_folder(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    out = outputs(tmp_path)
+    with pytest.raises(OutputError, match="No space left on device; make room") as caught:
+        out.record(record(1))
+    assert str(tmp_path) in str(caught.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        outputs(tmp_path / "file")
 
 
 def test_other_ranks_write_nothing(tmp_path):
