@@ -1,4 +1,4 @@
-"""What a person does wrong: one line with the fix, the right exit code, nothing left, nothing lost."""
+"""What a person does wrong: one line with the fix, the right exit code, nothing left or lost."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ import pytest
 from checkpointing.content import content_sha256
 from checkpointing.resolver import list_commits
 from checkpointing.store.base import StoreConfig, open_store
+from deploy.demo.processes import end_run, kill
 from deploy.demo.s3_server import S3Server
 from orchestrator.config import RunConfig, load
 from orchestrator.core.actions import Outcome, StartRanks
 from orchestrator.core.events import DecisionMade
 from orchestrator.core.state import State
+from orchestrator.errors import EverstepError
 from orchestrator.exit_codes import ExitCode
 from orchestrator.supervisor.journal import read_records, state_of
 from orchestrator.views.replay import replay
@@ -41,7 +44,7 @@ def write(folder: Path, command: list[str], **tables: Any) -> Path:
     path = folder / "run.toml"
     whole: dict[str, dict[str, Any]] = {
         "run": {"name": f"wrong-{secrets.token_hex(4)}"},
-        "job": {"command": command, "workdir": str(JOBS)},
+        "job": {"command": command, "workdir": str(JOBS), "preload": []},
         "timeouts": {"heartbeat_s": 0.2, "kill_grace_s": 2.0},
     }
     for name, table in tables.items():
@@ -99,7 +102,7 @@ def test_an_unknown_program_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_working_directory_is_named(tmp_path: Path) -> None:
-    toml = write(tmp_path, SLEEPS, job={"command": SLEEPS, "workdir": "nowhere"})
+    toml = write(tmp_path, SLEEPS, job={"command": SLEEPS, "workdir": "nowhere", "preload": []})
     line = refused(toml, ExitCode.PRECONDITION)
     assert line.startswith(f"job.workdir: no directory {tmp_path / 'nowhere'}")
 
@@ -202,6 +205,17 @@ def ends(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     """Wait for a supervisor's end; return its exit code and what it said."""
     _, said = process.communicate(timeout=PATIENCE_S)
     return process.returncode, said.decode()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running(tmp_path: Path) -> Iterator[None]:
+    """End what a failed test has left."""
+    yield
+    with suppress(EverstepError):
+        config = load(tmp_path / "run.toml")
+        for pid in processes_of(config):
+            kill(pid)
+        end_run(config, None)
 
 
 def finished_well(config: RunConfig) -> None:
