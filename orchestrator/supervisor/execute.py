@@ -68,6 +68,8 @@ class Executor:
         self._spec = spec
         self._context = context
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._launching = asyncio.Lock()
+        self._job = ""
 
     def start(self, pending: Pending) -> None:
         """Begin to carry out an action; returns at once."""
@@ -130,10 +132,12 @@ class Executor:
 
     async def _launch(self, key: str, nodes: int) -> tuple[bool, str]:
         spec = replace(self._spec, key=key, nodes=nodes)
-        try:
-            return True, await asyncio.to_thread(self._launcher.submit, spec)
-        except LaunchRefusedError as error:
-            return False, str(error)
+        async with self._launching:
+            try:
+                self._job = await asyncio.to_thread(self._launcher.submit, spec)
+            except LaunchRefusedError as error:
+                return False, str(error)
+        return True, self._job
 
     async def _start_ranks(self, key: str, start: StartRanks) -> tuple[bool, str]:
         state = self._context.state()
@@ -237,13 +241,14 @@ class Executor:
         self._context.emit(ev.CommitRefused(step=wanted.step, attempt=wanted.attempt, why=why))
 
     async def _finish(self, key: str) -> tuple[bool, str]:
-        state = self._context.state()
+        async with self._launching:  # what is still being asked for is to be given back as well
+            state = self._context.state()
         alive = tuple(node.name for node in state.nodes.values() if node.alive)
         order = Shutdown(grace_s=state.policy.kill_grace_s)
         await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in alive))
         await self._sessions.all_gone(alive, GOODBYE_S)
         # Without a job as well: a submit that was given up may have come through.
-        await asyncio.to_thread(self._launcher.cancel, state.job)
+        await asyncio.to_thread(self._launcher.cancel, state.job or self._job)
         return True, ""
 
     async def _order(

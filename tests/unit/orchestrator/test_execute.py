@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +261,31 @@ def test_an_allocation_is_given_back_also_when_asking_for_it_failed(job: str) ->
         bench.launcher.cancel = given_back.append  # type: ignore[method-assign]
         assert (await bench.does(Finish(outcome=Outcome.FAILED))).ok
         assert given_back == [job]
+
+    play(main())
+
+
+def test_an_end_waits_for_the_launch_that_it_must_undo() -> None:
+    """Agents that start behind the end would wait a day for a supervisor."""
+
+    async def main() -> None:
+        bench = Bench(replace(under_way(), job=""))
+        gate, given_back = threading.Event(), []
+        submit = bench.launcher.submit
+
+        def slowly(spec: AllocationSpec) -> str:
+            gate.wait(30)
+            return submit(spec)
+
+        bench.launcher.submit = slowly  # type: ignore[method-assign]
+        bench.launcher.cancel = given_back.append  # type: ignore[method-assign]
+        bench.executor.start(Pending(key="l", action=Launch(nodes=3), seq=1, at=0.0))
+        ending = asyncio.ensure_future(bench.does(Finish(outcome=Outcome.STOPPED), "f"))
+        await asyncio.sleep(0.1)
+        assert not given_back
+        gate.set()
+        assert (await ending).ok
+        assert given_back == ["fake-1"]
 
     play(main())
 
