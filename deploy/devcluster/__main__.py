@@ -3,6 +3,8 @@
 import sys
 
 from deploy.devcluster.cli import main
+from deploy.devcluster.lifecycle import stop_on_signals
 
 if __name__ == "__main__":
+    stop_on_signals()
     sys.exit(main())

@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from deploy.devcluster import commands, lifecycle
+from deploy.devcluster import commands
 from deploy.devcluster.commands import Action, on_cluster, on_node
 from deploy.devcluster.errors import DevclusterError
+from deploy.devcluster.plan import Spec
 
 INTERRUPTED = 130
 
@@ -29,7 +30,7 @@ class Commands:
         sub.add_argument("--name", default=default, help="which cluster (default: %(default)s)")
         for each in given:
             sub.add_argument(each.lower(), metavar=each)
-        sub.set_defaults(action=action)
+        sub.set_defaults(action=action, subcommand=name)
         return sub
 
 
@@ -114,12 +115,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cut = words.index("--") if "--" in words else len(words)
     options = parser().parse_args(words[:cut])
     options.command = words[cut + 1 :]
-    lifecycle.stop_on_signals()
     try:
+        Spec(name=options.name)  # a name becomes part of paths that are removed
         options.action(options)
     except DevclusterError as error:
         sys.stderr.write(f"devcluster: {error}\n")
         return error.exit_code
+    except OSError as error:  # a process or file that was there a moment ago
+        sys.stderr.write(f"devcluster: {type(error).__name__}: {error}\n")
+        return DevclusterError.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("devcluster: interrupted\n")
         return INTERRUPTED

@@ -24,7 +24,7 @@ def on_cluster(fault: Callable[[Plan, Units, Options], object]) -> Action:
     """Return an action that holds the cluster's lock, so that two faults never mix."""
 
     def act(options: Options) -> None:
-        packages.require_root("this")
+        packages.require_root(options.subcommand)
         plan = state.existing(options.name)
         with state.locked(plan.state):
             fault(plan, Units(plan.state), options)
@@ -78,7 +78,7 @@ def ls(_: Options) -> None:
 
 def show_status(options: Options) -> None:
     """Say how a cluster is."""
-    packages.require_root("status")
+    packages.require_root(options.subcommand)
     now = status.look(state.existing(options.name))
     say(json.dumps(now.to_json(), indent=2) if options.json else status.table(now).rstrip())
 
@@ -105,7 +105,7 @@ def check(_: Options) -> None:
 
 def enter(options: Options) -> None:
     """Become a shell or command on a node."""
-    packages.require_root("shell")
+    packages.require_root(options.subcommand)
     shell.enter(state.existing(options.name), options.node, options.command)
 
 

@@ -26,8 +26,8 @@ def up(spec: Spec) -> tuple[Plan, bool, str | None]:
         PreconditionError: The machine lacks something.
         DevclusterError: Something did not start; everything was taken down again.
     """
-    packages.require_root("up")
     packages.ensure(accounting=spec.accounting)
+    packages.require_root("up")
     for path in spec.share:
         if not Path(path).is_dir():
             raise UsageError(f"--share {path}: no such folder")
@@ -120,4 +120,5 @@ def stop_on_signals() -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)

@@ -48,7 +48,9 @@ def ensure(*, accounting: bool) -> None:
     if find("apt-get") is None:
         raise PreconditionError(f"missing, and no apt-get here: {' '.join(wanted)}; install them")
     if os.geteuid() != 0:
-        raise PreconditionError(f"missing packages; run: sudo apt-get {' '.join(options)}")
+        raise PreconditionError(
+            f"not root, and packages are missing; run: sudo apt-get {' '.join(options)}"
+        )
     sys.stderr.write(f"devcluster: installing {' '.join(wanted)}\n")
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-qq"], timeout_s=INSTALL_TIMEOUT_S, env=env)

@@ -54,6 +54,16 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["", "..", "../../etc", "a/b", "A"])
+@pytest.mark.parametrize("command", ["up", "down", "env"])
+def test_a_name_that_is_no_name_is_refused_before_anything_else(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert cli.main([command, f"--name={name}"]) == 2
+    assert "--name" in capsys.readouterr().err
+
+
 def test_what_follows_two_dashes_is_left_alone() -> None:
     words = ["shell", "node1", NAME, "--", "ls", "--name", "x", "--", "y"]
     options = cli.parser().parse_args(words[: words.index("--")])
