@@ -5,7 +5,9 @@
 set -eu
 
 TORCH="torch==2.13.0" # what the tests run against; pyproject.toml says what else is supported
-PACKAGES="gcc libc6-dev" # the stand-in NVML of the GPU tests is compiled
+# The stand-in NVML of the GPU tests is compiled; deploy/devcluster runs a real Slurm.
+PACKAGES="gcc libc6-dev slurmctld slurmd slurm-client munge nftables iproute2 util-linux mount
+slurmdbd mariadb-server-core mariadb-client-core"
 
 say() { printf 'everstep: %s\n' "$*" >&2; }
 
