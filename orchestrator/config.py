@@ -30,6 +30,23 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+OWN_VARIABLES = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
+)
+
+
 def _word(value: str) -> str:
     if "\0" in value:
         raise ValueError("no process can be given a NUL character")
@@ -39,6 +56,8 @@ def _word(value: str) -> str:
 def _variable_name(value: str) -> str:
     if not value or "=" in value:
         raise ValueError("no name of a variable: write one without '='")
+    if value in OWN_VARIABLES or value.startswith("EVERSTEP_"):
+        raise ValueError("everstep gives each rank its own; remove it")
     return _word(value)
 
 

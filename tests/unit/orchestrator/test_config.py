@@ -37,6 +37,8 @@ MISTAKES = [
     (LEAST + '[job.env]\nA = "a\\u0000b"', "job.env.A", "NUL"),
     (LEAST + '[job.env]\n"A=B" = "c"', "job.env.A=B", "'='"),
     (LEAST + '[job.env]\n"" = "c"', "job.env", "no name"),
+    (LEAST + '[job.env]\nRANK = "0"', "job.env.RANK", "each rank its own"),
+    (LEAST + '[job.env]\nEVERSTEP_SLOT = "/s"', "job.env.EVERSTEP_SLOT", "each rank its own"),
     ('[run]\nname = "r"\n[job]\ncommand = ["a\\u0000b"]', "job.command.0", "NUL"),
     (LEAST + "[node]\ncount = 2", "node", "spelling"),
     (LEAST + "[nodes]\ncout = 2", "nodes.cout", "spelling"),
