@@ -277,6 +277,11 @@ def _check_folders(config: RunConfig) -> None:
     memory = config.nodes.memory_dir
     if not (memory.is_dir() and os.access(memory, os.W_OK)):
         raise PreconditionError(f"nodes.memory_dir: {memory} is no writable directory")
+    root = config.memory_root
+    if os.path.lexists(root) and (root.is_symlink() or root.stat().st_uid != os.getuid()):
+        raise PreconditionError(
+            f"nodes.memory_dir: {root} was put there by somebody else; choose another directory"
+        )
     folder = config.run.dir
     while not folder.exists():
         folder = folder.parent

@@ -49,7 +49,8 @@ async def _serve(config: RunConfig, node: str, own: Path) -> None:
         loop.add_signal_handler(signum, agent.shut_down)
     for signum in (signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
-    node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (node_dir.parent, node_dir):  # `parents=True` would not give them the mode
+        folder.mkdir(exist_ok=True, mode=0o700)
     await agent.run()
     # Here and not behind the loop: that one gives SIGTERM, which the launcher may send by now, its
     # default action back.

@@ -127,6 +127,18 @@ def test_a_memory_folder_that_is_none_is_named(tmp_path: Path, place: str) -> No
     assert line.startswith("nodes.memory_dir: ")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_memory_that_somebody_else_put_there_is_not_used(tmp_path: Path) -> None:
+    """Its name can be known before, and /dev/shm is everybody's."""
+    config = run_config(tmp_path)
+    config.memory_root.mkdir()
+    app.preflight(config)
+    os.chown(config.memory_root, 12_345, 12_345)
+    line = refused(config)
+    assert line.startswith("nodes.memory_dir: ")
+    assert str(config.memory_root) in line
+
+
 def test_too_little_room_is_said_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
