@@ -7,8 +7,11 @@ of them is zero.
 from __future__ import annotations
 
 import math
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import client
 from urllib.parse import urlsplit
@@ -222,10 +225,12 @@ def _get(url: str, timeout_s: float) -> str:
         connection.connect()
         # The connection forgets its socket when the answer will be the last one on it.
         wire = connection.sock
-        connection.request("GET", path, headers={"Accept": "text/plain"})
-        wire.settimeout(_left_s(deadline))
+        with _ended_at(deadline, wire):
+            connection.request("GET", path, headers={"Accept": "text/plain"})
+            response = connection.getresponse()
         # The answer is closed by itself: it may own the socket that the connection forgot.
-        with connection.getresponse() as response:
+        with response:
+            wire.settimeout(_left_s(deadline))
             if response.status != client.OK:
                 raise ValueError(f"answered {response.status} {response.reason}")
             body = bytearray()
@@ -237,6 +242,23 @@ def _get(url: str, timeout_s: float) -> str:
             return body.decode("utf-8", "replace")
     finally:
         connection.close()
+
+
+@contextmanager
+def _ended_at(deadline: float, wire: socket.socket) -> Iterator[None]:
+    """Shut the connection down at the deadline: a timeout bounds one byte, not all headers."""
+
+    def end() -> None:
+        with suppress(OSError):
+            wire.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_left_s(deadline), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _left_s(deadline: float) -> float:

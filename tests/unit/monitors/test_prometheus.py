@@ -243,6 +243,27 @@ def test_an_exporter_that_drips_its_answer_is_cut_off() -> None:
     assert isinstance(answer, Unknown)
 
 
+def test_an_exporter_that_drips_its_headers_is_cut_off() -> None:
+    was_read_to_the_end = threading.Event()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.close_connection = True
+        try:
+            handler.wfile.write(b"HTTP/1.0 200 OK\r\nX-Slow: ")
+            for _ in range(100):
+                handler.wfile.write(b"a")
+                handler.wfile.flush()
+                threading.Event().wait(0.02)
+        except OSError:
+            return
+        was_read_to_the_end.set()
+
+    with server(drip) as url:
+        answer = fetch(url, timeout_s=0.2)
+    assert isinstance(answer, Unknown)
+    assert not was_read_to_the_end.is_set()
+
+
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "n1:9400", "http://"])
 def test_only_http_addresses_are_asked(url: str) -> None:
     assert isinstance(fetch(url), Unknown)
