@@ -122,6 +122,7 @@ class Connection:
         finally:
             if self._socket is not None:
                 self._socket, self._parted = None, time.monotonic()
+                log.warning("no supervisor; the ranks go on")
             with contextlib.suppress(Exception):
                 await socket.close()
 
@@ -140,6 +141,7 @@ class Connection:
             return
         match message:
             case Welcome():
+                log.info("the supervisor of epoch %d is there", message.epoch)
                 self._drop(message.acked)
                 self._socket, self._sent = socket, message.acked
                 self._wake.set()
