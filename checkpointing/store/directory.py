@@ -41,6 +41,7 @@ class DirectoryStore:
     def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
         """Create an object from `parts`, verified against `crc64`."""
         flat = [part.cast("B") for part in parts if part.nbytes]
+        self._sweep(key)
         if self._create(key, flat, crc64):
             return
         path = self._path(key)
@@ -117,7 +118,7 @@ class DirectoryStore:
     def _create(self, key: str, parts: Sequence[memoryview], crc: int | None = None) -> bool:
         self._require_root()
         path = self._path(key)
-        temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(8)}")
         with self._translated(key):
             _make_folders(path.parent, self._root)
             try:
@@ -133,6 +134,13 @@ class DirectoryStore:
                 temporary.unlink(missing_ok=True)
             _sync_folder(path.parent)
         return True
+
+    def _sweep(self, key: str) -> None:
+        """Remove what a killed uploader left: the key belongs to one rank of one attempt."""
+        path = self._path(key)
+        with self._translated(key):
+            for left in path.parent.glob(f"{_TEMPORARY}{path.name}-{'[0-9a-f]' * 16}"):
+                left.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)

@@ -35,6 +35,27 @@ def test_bytes_that_change_while_they_are_written_create_nothing(
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
+def test_what_a_killed_uploader_left_is_swept_by_the_next(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"a" * 5000
+
+    def upload(key: str) -> None:
+        store.upload(key, [memoryview(body)], checksum.crc64(body))
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "hardlink_to", lambda *_: None)
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        upload("x/data")
+        upload("x/data-2")
+    folder = tmp_path / "store" / "x"
+    assert len(list(folder.glob(".tmp-*"))) == 2
+    upload("x/data")
+    assert len(list(folder.glob(".tmp-data-2-*"))) == 1, "which may be another's, at work"
+    upload("x/data-2")
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "data-2"]
+
+
 def test_an_object_deleted_while_others_are_listed_is_left_out(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
