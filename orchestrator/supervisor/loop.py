@@ -152,6 +152,7 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._scraper.close()
             await self._executor.close()
             await self.server.stop()
 

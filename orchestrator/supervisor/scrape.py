@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from monitors.observations import NotMeasured, Observation, Ok, Unknown
@@ -10,6 +12,7 @@ from orchestrator.core.state import State
 
 EVERY_S = 5.0
 STALE_S = 3 * EVERY_S
+THREADS = 8
 
 
 class Scraper:
@@ -17,12 +20,22 @@ class Scraper:
 
     def __init__(self) -> None:
         self._readings: dict[str, Observation[tuple[NodeReading, ...]]] = {}
+        # Of its own: nodes that do not answer must not keep a commit waiting for a thread.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="scrape")
+
+    def close(self) -> None:
+        """Ask no more; what is asked now ends by its own timeout."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def once(self, state: State) -> None:
         """Ask every living node once, all at the same time."""
         urls = {n.name: n.metrics_url for n in state.nodes.values() if n.alive and n.metrics_url}
+        run = asyncio.get_running_loop().run_in_executor
         answers = await asyncio.gather(
-            *(asyncio.to_thread(fetch, url, timeout_s=EVERY_S / 2) for url in urls.values())
+            *(
+                run(self._threads, partial(fetch, url, timeout_s=EVERY_S / 2))
+                for url in urls.values()
+            )
         )
         self._readings = dict(zip(urls, answers, strict=True))
 

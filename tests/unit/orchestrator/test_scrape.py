@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from monitors.host import HostReading
-from monitors.observations import Ok
+from monitors.observations import Ok, Unknown
 from monitors.prometheus.exporter import NodeExporter
 from monitors.prometheus.snapshot import NodeSnapshot
 from orchestrator.core.state import Node, State
@@ -112,3 +112,26 @@ def test_lost_nodes_and_nodes_without_an_exporter_are_not_asked() -> None:
     asyncio.run(scraper.once(state))
     assert scraper.of("n0")["state"] == "not_measured"
     assert scraper.of("n1")["state"] == "not_measured"
+
+
+def test_exporters_that_do_not_answer_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit and a look at the allocation wait for a thread as well."""
+    gate = threading.Event()
+
+    def hang(url: str, *, timeout_s: float) -> Unknown:
+        gate.wait(30)
+        return Unknown(why="no answer", source=url, at=0.0)
+
+    monkeypatch.setattr(scrape, "fetch", hang)
+
+    async def main() -> None:
+        state = living(**{f"n{number}": "http://n" for number in range(200)})
+        asking = asyncio.ensure_future(Scraper().once(state))
+        await asyncio.sleep(0.05)
+        try:
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
+        finally:
+            gate.set()
+            await asking
+
+    asyncio.run(main())
