@@ -104,7 +104,8 @@ def run(config_path: Path, *, watcher: Watcher | None = None) -> Outcome:
         if is_new and is_ours and not _has_records(run_dir):
             shutil.rmtree(run_dir, ignore_errors=True)
         if isinstance(error, OSError):
-            text = f"{error.filename or run_dir}: {error.strerror}; put that right and start again"
+            why = error.strerror or type(error).__name__
+            text = f"{error.filename or run_dir}: {why}; put that right and start again"
             raise PreconditionError(text) from error
         raise
     assert final.outcome is not None
