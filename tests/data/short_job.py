@@ -1,4 +1,7 @@
-"""A job of the smallest kind, without torch: python short_job.py SECONDS. Notes start and end."""
+"""A job of the smallest kind, without torch: python short_job.py SECONDS [GATE].
+
+It notes its start and its end. With a GATE it ends as soon as a file of that name exists.
+"""
 
 import os
 import sys
@@ -15,5 +18,8 @@ def note(word: str) -> None:
 
 
 note("start")
-time.sleep(float(sys.argv[1]))
+end = time.monotonic() + float(sys.argv[1])
+gates = [Path(name) for name in sys.argv[2:]]
+while time.monotonic() < end and not any(gate.exists() for gate in gates):
+    time.sleep(0.02)
 note("end")

@@ -35,7 +35,7 @@ from tests.integration.traces import memory_of, processes_of, traces
 
 JOBS = Path(__file__).parents[1] / "data"
 PATIENCE_S = 60.0
-SLEEPS = ["python", "short_job.py", "2"]
+SLEEPS = ["python", "short_job.py", "1"]
 PROBE = re.compile("probe-[0-9a-f]+")
 
 
@@ -189,16 +189,35 @@ def wait_for(config: RunConfig, what: Callable[[State], object]) -> None:
         time.sleep(0.05)
 
 
-def begin(toml: Path, **more: Any) -> "subprocess.Popen[bytes]":
+Begin = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
     """Start a supervisor and go on."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "run", str(toml), "--plain"],
-        cwd=REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        **more,
-    )
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(toml: Path, **more: Any) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "run", str(toml), "--plain"],
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            **more,
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def held(gate: Path) -> list[str]:
+    """A job that ends when a test lets it, or by itself in the end."""
+    return ["python", "short_job.py", str(PATIENCE_S), str(gate)]
 
 
 def ends(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
@@ -235,14 +254,16 @@ ONCE = [["end", "1", "0"], ["start", "1", "0"]]
 
 
 @pytest.mark.slow
-def test_a_run_that_runs_is_not_run_twice_and_not_disturbed(tmp_path: Path) -> None:
-    toml = write(tmp_path, SLEEPS)
+def test_a_run_that_runs_is_not_run_twice_and_not_disturbed(tmp_path: Path, begin: Begin) -> None:
+    gate = tmp_path / "gate"
+    toml = write(tmp_path, held(gate))
     config = load(toml)
     first = begin(toml)
     wait_for(config, lambda state: state.attempt and state.attempt.started_nodes)
     line = line_of(everstep("run", toml, "--plain"), ExitCode.ALREADY_RUNNING)
     assert f"{config.run.name} is already supervised" in line
     assert str(first.pid) in line
+    gate.touch()
     assert ends(first) == (0, "")
     finished_well(config)
     assert notes_of(config) == ONCE
@@ -256,8 +277,11 @@ def test_a_run_that_runs_is_not_run_twice_and_not_disturbed(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_token_of_another_run_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:
-    toml = write(tmp_path, SLEEPS)
+def test_a_token_of_another_run_is_refused_and_disturbs_nobody(
+    tmp_path: Path, begin: Begin
+) -> None:
+    gate = tmp_path / "gate"
+    toml = write(tmp_path, held(gate))
     config = load(toml)
     process = begin(toml)
     wait_for(config, lambda state: state.attempt and state.attempt.started_nodes)
@@ -269,6 +293,7 @@ def test_a_token_of_another_run_is_refused_and_disturbs_nobody(tmp_path: Path) -
         assert "token" in line
         assert right not in line
     token.write_text(right)
+    gate.touch()
     assert ends(process)[0] == 0
     finished_well(config)
     assert notes_of(config) == ONCE
@@ -277,7 +302,7 @@ def test_a_token_of_another_run_is_refused_and_disturbs_nobody(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [500, 4_096])
 def test_a_full_disk_ends_the_supervisor_and_the_run_goes_on_with_room(
-    tmp_path: Path, room: int
+    tmp_path: Path, room: int, begin: Begin
 ) -> None:
     """A limit on the size of files stands for the disk: only root could make a real small one.
 
@@ -301,11 +326,11 @@ def test_a_full_disk_ends_the_supervisor_and_the_run_goes_on_with_room(
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    steps = 60
+def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path, begin: Begin) -> None:
+    steps = 120
     store = tmp_path / "store"
     store.mkdir()
-    command = ["python", "short_saving_job.py", str(steps), "0.1"]
+    command = ["python", "short_saving_job.py", str(steps), "0.05"]
     table = {"store": store.as_uri(), "interval_steps": 7, "tune": False}
     toml = write(tmp_path, command, checkpoint=table, nodes={"count": 2})
     config = load(toml)
@@ -344,13 +369,17 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_supervisor_says_so_and_leaves_the_ranks_alone(tmp_path: Path) -> None:
-    toml = write(tmp_path, SLEEPS)
+def test_an_interrupted_supervisor_says_so_and_leaves_the_ranks_alone(
+    tmp_path: Path, begin: Begin
+) -> None:
+    gate = tmp_path / "gate"
+    toml = write(tmp_path, held(gate))
     config = load(toml)
     process = begin(toml)
     wait_for(config, lambda state: state.attempt and state.attempt.started_nodes)
     os.kill(process.pid, signal.SIGINT)
     assert ends(process)[0] == ExitCode.INTERRUPTED
+    gate.touch()
     assert everstep("run", toml, "--plain").returncode == 0
     finished_well(config)
     assert notes_of(config) == ONCE
