@@ -36,14 +36,16 @@ class Allocation:
 
     Attributes:
         job: The launcher's id for it.
-        running: Whether it exists and has nodes.
+        running: Whether it exists: has nodes, or waits for them.
         nodes: `True` for a node whose agent runs, `False` for one whose agent is known to be
-            gone. A node that is missing here is one the launcher cannot tell about.
+            known to be gone. A node that is missing here is one the launcher cannot tell about.
+        queued: Why it has no nodes yet, "" when it had some; who waits for them is not late.
     """
 
     job: str
     running: bool
     nodes: Mapping[str, bool]
+    queued: str = ""
 
 
 class LaunchRefusedError(Exception):

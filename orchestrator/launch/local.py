@@ -67,6 +67,7 @@ class LocalLauncher:
         folder = self._run_dir / "submitit"
         folder.mkdir(parents=True, exist_ok=True)
         request = {
+            "cluster": "local",
             "key": spec.key,
             "name": spec.name,
             "nodes": spec.nodes,

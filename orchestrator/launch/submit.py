@@ -1,7 +1,7 @@
 """Submits an allocation through submitit and notes its job id; run as a short-lived child.
 
 Two calls for one run never make two allocations: a lock lets one at a time look for `job.json`,
-and an agent that finds its node's lock taken leaves again.
+and an agent that finds its node's lock taken, or Slurm's job not the noted one, leaves again.
 """
 
 import fcntl
@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.launch.local import start_time
+from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable
+from orchestrator.launch.slurm_submit import submit_once
 
 FOREVER_MIN = 60 * 24 * 365  # the run ends the allocation, not a clock
+UNAVAILABLE_EXIT = 75  # sysexits.h, EX_TEMPFAIL: ask again
 
 
 def main() -> None:
-    """Read the request from the command line and submit it once."""
+    """Read the request from the command line and submit it once.
+
+    Why Slurm said no, or nothing, is the last line on stderr.
+    """
     request = json.loads(sys.argv[1])
     folder = Path(request["run_dir"]) / "submitit"
     with (folder / "lock").open("w") as lock:
@@ -27,15 +33,26 @@ def main() -> None:
             job = json.loads(known.read_text(encoding="utf-8"))
             if job["key"] == request["key"]:
                 return
-        pid = int(submit(folder, request))
-        value = {"pid": pid, "started": start_time(pid) or 0, "key": request["key"]}
+        try:
+            value = _submit(folder, request)
+        except (SlurmUnavailable, SlurmRefused) as error:
+            sys.stderr.write(f"{error}\n")
+            sys.exit(UNAVAILABLE_EXIT if isinstance(error, SlurmUnavailable) else 1)
         temporary = folder / ".job.json.new"
-        temporary.write_text(json.dumps(value), encoding="utf-8")
+        temporary.write_text(json.dumps({**value, "key": request["key"]}), encoding="utf-8")
         temporary.replace(known)
 
 
-def submit(folder: Path, request: dict[str, Any]) -> str:
-    """Hand the agents to submitit; one task per node."""
+def _submit(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Return how the job is found again: by its number in Slurm, or by its controller here."""
+    if request["cluster"] == "slurm":
+        return {"job": submit_once(folder, request)}
+    pid = int(submit_here(folder, request))
+    return {"pid": pid, "started": start_time(pid) or 0}
+
+
+def submit_here(folder: Path, request: dict[str, Any]) -> str:
+    """Hand the agents to submitit's local executor; one task per node."""
     import submitit
 
     executor = submitit.AutoExecutor(folder=folder, cluster="local")

@@ -1,0 +1,133 @@
+"""Asks Slurm through its commands: each call with a timeout and few, bounded repetitions."""
+
+import fnmatch
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+
+import tenacity
+
+from orchestrator.launch.slurm_text import (
+    SQUEUE_FORMAT,
+    JobView,
+    complaint,
+    is_no_answer,
+    is_no_such_job,
+    scontrol_nodes,
+    squeue_jobs,
+)
+
+COMMAND_TIMEOUT_S = 30.0
+TRIES = 2
+RETRY_S, RETRY_LONGEST_S = 0.5, 3.0
+
+# What Slurm's commands, and with them the agents, get of this process's environment. Of Slurm's
+# own variables only the one that says where the cluster is: SLURM_CPU_BIND, SBATCH_*, SQUEUE_*
+# and their like change what a command does.
+ALLOWED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "SLURM_CONF"),
+    *("VIRTUAL_ENV", "CONDA_*", "PYTHONPATH", "LD_LIBRARY_PATH", "MODULEPATH", "MODULESHOME"),
+    *("AWS_*", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
+
+
+class SlurmError(Exception):
+    """Slurm did not do it; one line for a person.
+
+    SlurmError
+      SlurmUnavailable    no answer: perhaps done, perhaps not
+      SlurmRefused        an answer, and it is no
+    """
+
+
+class SlurmUnavailable(SlurmError):
+    """The controller or its command gave no answer."""
+
+
+class SlurmRefused(SlurmError):
+    """The controller said no."""
+
+
+def allowed(environ: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
+    """Return the part of an environment that goes to Slurm.
+
+    Args:
+        environ: All variables.
+        more: Names or patterns (`NCCL_*`) beyond `ALLOWED`.
+    """
+    patterns = (*ALLOWED, *more)
+    return {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def ask(argv: Sequence[str]) -> bytes:
+    """Run one of Slurm's commands and return what it printed.
+
+    Raises:
+        SlurmUnavailable: It did not answer, also when asked again.
+        SlurmRefused: It answered with an error.
+    """
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(SlurmUnavailable),
+        stop=tenacity.stop_after_attempt(TRIES),
+        wait=tenacity.wait_exponential_jitter(initial=RETRY_S, max=RETRY_LONGEST_S),
+        reraise=True,
+    )
+    return retrying(_ask_once, argv)
+
+
+def _ask_once(argv: Sequence[str]) -> bytes:
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT_S,
+            env=allowed(os.environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmUnavailable(f"{argv[0]} took longer than {COMMAND_TIMEOUT_S:g} s") from error
+    except OSError as error:
+        raise SlurmUnavailable(f"cannot run {argv[0]}: {error.strerror}") from error
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.decode(errors="replace")
+    kind = SlurmUnavailable if is_no_answer(said) or done.returncode < 0 else SlurmRefused
+    raise kind(f"{argv[0]}: {complaint(said)}")
+
+
+def jobs_named(name: str) -> tuple[JobView, ...]:
+    """Return this user's jobs of a name, those that ended lately included."""
+    mine = f"--user={os.getuid()}"
+    return squeue_jobs(ask(["squeue", *_AS_TOLD, mine, f"--name={name}"]))
+
+
+def job_by_id(job: str) -> JobView | None:
+    """Return a job, None when Slurm knows none of this number (any more)."""
+    try:
+        found = squeue_jobs(ask(["squeue", *_AS_TOLD, f"--jobs={job}"]))
+    except SlurmRefused as error:
+        if is_no_such_job(str(error)):
+            return None
+        raise
+    return next((view for view in found if view.job == job), None)
+
+
+def node_states(names: Sequence[str]) -> dict[str, str]:
+    """Return the states of nodes, in Slurm's words."""
+    if not names:
+        return {}
+    return scontrol_nodes(ask(["scontrol", "show", "node", ",".join(names)]))
+
+
+def cancel_job(job: str) -> None:
+    """Ask for a job's end; one that ended before is no error."""
+    ask(["scancel", job])
+
+
+_AS_TOLD = ("--noheader", "--states=all", f"--format={SQUEUE_FORMAT}")

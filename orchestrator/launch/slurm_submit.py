@@ -1,0 +1,112 @@
+"""One allocation through submitit's Slurm executor, never two; run in the child of `submit`.
+
+Slurm may accept a job although sbatch failed or was killed. So the job is looked for by name,
+comment and working directory before it is submitted, and again when that failed. A job found so
+has nobody who would give it submitit's pickle under its number: its own batch script does.
+"""
+
+import os
+import pkgutil
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable, jobs_named
+from orchestrator.launch.slurm_options import SlurmOptions
+from orchestrator.launch.slurm_text import JobFate, complaint, is_no_answer
+
+PICKLE = "agent.pkl"
+# The loss of a node ends nothing but what ran there, and no site's default binds the whole node's
+# ranks to the one core that their agent's task would get.
+SRUN_ARGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none")
+
+
+def submit_once(folder: Path, request: dict[str, Any]) -> str:
+    """Return the id of the request's job, found or new.
+
+    Raises:
+        SlurmUnavailable: It is not known whether there is one; ask again.
+        SlurmRefused: There is none and will be none.
+    """
+    options = SlurmOptions(**request["slurm"])
+    found = find(folder, request)
+    if found:
+        return found
+    try:
+        return _submit(folder, request, options)
+    except (SlurmUnavailable, SlurmRefused):
+        found = find(folder, request)
+        if found:
+            return found
+        raise
+
+
+def find(folder: Path, request: dict[str, Any]) -> str:
+    """Return the id of a job that waits or runs for this request, "" for none."""
+    for job in jobs_named(job_name(request["name"])):
+        lives = job.fate in (JobFate.PENDING, JobFate.RUNNING)
+        if lives and job.comment == request["key"] and job.workdir == str(folder):
+            return job.job
+    return ""
+
+
+def job_name(run: str) -> str:
+    """Return the job's name for a run."""
+    return f"everstep-{run}"
+
+
+def parameters(folder: Path, request: dict[str, Any], options: SlurmOptions) -> dict[str, Any]:
+    """Return the whole request in submitit's words. Pure."""
+    link = f'ln -s {PICKLE} {shlex.quote(str(folder))}/"$SLURM_JOB_ID"_submitted.pkl'
+    named = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "constraint": options.constraint,
+        "exclude": options.exclude,
+        "gpus_per_node": request["gpus_per_node"],
+    }
+    more = {"reservation": options.reservation} if options.reservation else {}
+    return {
+        **{key: value for key, value in named.items() if value},
+        "job_name": job_name(request["name"]),
+        "comment": request["key"],
+        "nodes": request["nodes"],
+        "ntasks_per_node": 1,
+        "time": options.time_min or None,
+        "wckey": None,  # else submitit's own name, which sites with wckeys refuse
+        "additional_parameters": {
+            "no-kill": True,
+            "no-requeue": True,
+            "chdir": str(folder),
+            # All of the child's environment, which is an allow-list. `--export=NAMES` would have
+            # the node load a login environment, and keep from srun what the prologue exports.
+            "export": "ALL",
+            **more,
+            **options.options,
+        },
+        "setup": [f"{link} 2>/dev/null || true", *options.prologue],
+        "srun_args": list(SRUN_ARGS),
+    }
+
+
+def _submit(folder: Path, request: dict[str, Any], options: SlurmOptions) -> str:
+    from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
+    from submitit.slurm.slurm import SlurmExecutor
+
+    agent = pkgutil.resolve_name(request["entry"])
+    temporary = folder / f".{PICKLE}.{os.getpid()}"
+    DelayedSubmission(agent, request["run_dir"]).dump(temporary)
+    temporary.replace(folder / PICKLE)
+    # -P: the folder that the job runs in must not hide modules.
+    executor = SlurmExecutor(folder, python=f"{shlex.quote(sys.executable)} -P")
+    executor.update_parameters(**parameters(folder, request, options))
+    try:
+        return str(executor.submit(agent, request["run_dir"]).job_id)
+    except FailedSubmissionError as error:  # sbatch is content, but named no job
+        raise SlurmUnavailable(complaint(str(error))) from error
+    except FailedJobError as error:
+        said = str(error)
+        kind = SlurmUnavailable if is_no_answer(said) else SlurmRefused
+        raise kind(complaint(said)) from error
