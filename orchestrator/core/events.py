@@ -106,7 +106,7 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObserved:
-    """The allocation changed: `state` is `running`, `gone` or `unknown`."""
+    """The allocation changed: `state` is `queued`, `running`, `gone` or `unknown`."""
 
     job: str
     state: str

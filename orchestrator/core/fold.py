@@ -132,8 +132,14 @@ def _with_node(state: State, node: Node) -> State:
 
 
 def _job_observed(state: State, record: Record, event: ev.JobObserved) -> State:
+    left_queue = state.job_state == "queued" and event.state == "running"
     return replace(
-        state, job=event.job, job_state=event.state, job_why=event.why, job_seq=record.seq
+        state,
+        job=event.job,
+        job_state=event.state,
+        job_why=event.why,
+        job_seq=record.seq,
+        nodes_given_at=record.at if left_queue else state.nodes_given_at,
     )
 
 

@@ -241,6 +241,7 @@ class State:
     job_state: str = ""
     job_why: str = ""
     job_seq: int = 0
+    nodes_given_at: float | None = None
     nodes: dict[str, Node] = field(default_factory=dict)
     attempt: Attempt | None = None
     last_attempt: int = 0

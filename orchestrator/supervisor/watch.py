@@ -118,9 +118,10 @@ class Watch:
     def allocation(self, state: State, seen: Allocation, now: float) -> list[Event]:
         """Compare what the launcher says with what is known."""
         events: list[Event] = []
-        word = "running" if seen.running else "gone"
-        if seen.job == state.job and word != state.job_state:
-            events.append(JobObserved(job=seen.job, state=word))
+        word = "queued" if seen.queued else "running" if seen.running else "gone"
+        known = (state.job_state, state.job_why if seen.queued else "")
+        if seen.job == state.job and (word, seen.queued) != known:
+            events.append(JobObserved(job=seen.job, state=word, why=seen.queued))
         for name, is_alive in seen.nodes.items():
             node = state.nodes.get(name)
             if node is None or not node.alive or is_alive or name in self._connected:

@@ -42,9 +42,11 @@ def no_capacity(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if place(state) is not None:
         return None
+    if state.job_state == "queued":
+        return wait(state, "no_capacity", f"waiting in the queue: {state.job_why}")
     have, need = count_usable(state), state.run.nodes
     over_at = state.attempt.over_at if state.attempt else None
-    since = max(state.launched_at, over_at or 0.0)
+    since = max(state.launched_at, state.nodes_given_at or 0.0, over_at or 0.0)
     if state.waited_s(since, now) > policy.launch_timeout_s:
         lost = [f"{n.name}: {n.excluded or n.lost_why}" for n in state.nodes.values()]
         named = "; ".join(text for text in lost if not text.endswith(": "))
