@@ -17,7 +17,7 @@ from typing import Literal
 
 from checkpointing.errors import StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
-from orchestrator.config import RunConfig, freeze, load, thaw
+from orchestrator.config import RunConfig, freeze, is_reachable, load, thaw
 from orchestrator.core.actions import Outcome
 from orchestrator.core.events import Record, RunRequested
 from orchestrator.core.state import State
@@ -29,6 +29,7 @@ from orchestrator.errors import (
     NotFound,
     PreconditionError,
 )
+from orchestrator.launch.launcher import Launcher
 from orchestrator.launch.local import LocalLauncher
 from orchestrator.supervisor.journal import FileJournal, Journal, read_records
 from orchestrator.supervisor.lease import Lease
@@ -38,6 +39,7 @@ from orchestrator.views.history import History
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 ASK_TIMEOUT_S = 5.0
+SLURM_PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +130,20 @@ def compose(
         history=history,
         journal=journal,
         lease=lease,
-        launcher=LocalLauncher(config.run_dir, config.memory_root),
+        launcher=launcher_of(config),
         store=store,
         token=read_or_make_token(config.run_dir / "token"),
         watcher=watcher,
     )
+
+
+def launcher_of(config: RunConfig) -> Launcher:
+    """Return what the run file chose."""
+    if config.nodes.launcher == "slurm":
+        from orchestrator.launch.slurm import SlurmLauncher
+
+        return SlurmLauncher(config.run_dir, config.slurm.plain())
+    return LocalLauncher(config.run_dir, config.memory_root)
 
 
 def serve(supervisor: Supervisor) -> State:
@@ -228,6 +239,7 @@ def preflight(config: RunConfig) -> ObjectStore | None:
     _check_command(config)
     _check_folders(config)
     _check_port(config)
+    _check_slurm(config)
     checkpoint = config.checkpoint
     if checkpoint.store is None:
         return None
@@ -272,6 +284,21 @@ def _script_of(argv: tuple[str, ...]) -> str:
         elif "m" in word or "c" in word:  # a module, or the program itself
             return ""
     return ""
+
+
+def _check_slurm(config: RunConfig) -> None:
+    if config.nodes.launcher != "slurm":
+        return
+    if missing := [name for name in SLURM_PROGRAMS if shutil.which(name) is None]:
+        text = f"nodes.launcher: no {', '.join(missing)} in PATH; start where Slurm's commands are"
+        raise PreconditionError(text)
+    host = config.server.host
+    address = str(socket.getaddrinfo(host, None)[0][4][0])
+    if not is_reachable(address):
+        raise PreconditionError(
+            f"server.host: {host} is {address} here, which other nodes cannot reach; give the "
+            "address of this machine that Slurm's nodes can connect to"
+        )
 
 
 def _check_folders(config: RunConfig) -> None:

@@ -1,8 +1,10 @@
 """The run's TOML: one file per run, every key checked, every error naming the key and the fix."""
 
 import hashlib
+import ipaddress
 import itertools
 import os
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -20,6 +22,7 @@ from pydantic import (
 
 from orchestrator.core.policy import Policy
 from orchestrator.errors import ConfigError, NotFound
+from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
 
@@ -65,6 +68,15 @@ Word = Annotated[str, AfterValidator(_word)]
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 
 
+def is_reachable(host: str) -> bool:
+    """Whether other machines may reach an address; True for names, which only a look-up tells."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host not in ("localhost", "")
+    return not (address.is_loopback or address.is_unspecified)
+
+
 class RunSection(Section):
     """`[run]`: identity. The name is also the prefix of the checkpoints in the store."""
 
@@ -92,7 +104,7 @@ class JobSection(Section):
 class NodesSection(Section):
     """`[nodes]`: how many, and how they are got."""
 
-    launcher: Literal["local"] = "local"
+    launcher: Literal["local", "slurm"] = "local"
     count: Annotated[int, Field(ge=1, le=100_000)] = 1
     spares: Annotated[int, Field(ge=0, le=10_000)] = 0
     ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
@@ -173,6 +185,56 @@ class ServerSection(Section):
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
 
+def _sbatch_line(value: str) -> str:
+    if "\n" in value or "\r" in value:
+        raise ValueError("must be one line")
+    return _word(value)
+
+
+def _sbatch_option(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise ValueError("no long option of sbatch: write it without dashes in front")
+    if name in RESERVED:
+        raise ValueError(
+            "everstep sets this option itself, from a key of its own or to a fixed value"
+        )
+    return name
+
+
+def _set(value: bool) -> bool:
+    if not value:
+        raise ValueError("an option that is not wanted is left out")
+    return value
+
+
+SbatchValue = Annotated[str, AfterValidator(_sbatch_line)]
+OptionName = Annotated[str, AfterValidator(_sbatch_option)]
+OptionValue = Annotated[bool, Field(strict=True), AfterValidator(_set)] | int | SbatchValue
+
+
+class SlurmSection(Section):
+    """`[slurm]`: what sbatch is told besides the shape of the run; "" is the cluster's default.
+
+    `options` are further long options of sbatch, `prologue` shell lines before the agents start,
+    `export` names or patterns of variables that agents and ranks get of the supervisor's.
+    """
+
+    partition: SbatchValue = ""
+    account: SbatchValue = ""
+    qos: SbatchValue = ""
+    reservation: SbatchValue = ""
+    constraint: SbatchValue = ""
+    exclude: SbatchValue = ""
+    time_min: Annotated[int, Field(ge=1)] | None = None
+    options: dict[OptionName, OptionValue] = {}
+    prologue: tuple[Word, ...] = ()
+    export: tuple[VariableName, ...] = ()
+
+    def plain(self) -> SlurmOptions:
+        """Return it as the launcher wants it."""
+        return SlurmOptions(**{**self.model_dump(), "time_min": self.time_min or 0})
+
+
 class RunConfig(Section):
     """A whole run file."""
 
@@ -183,6 +245,21 @@ class RunConfig(Section):
     timeouts: TimeoutsSection = TimeoutsSection()
     budget: BudgetSection = BudgetSection()
     server: ServerSection = ServerSection()
+    slurm: SlurmSection = SlurmSection()
+
+    @model_validator(mode="after")
+    def _fits_the_launcher(self) -> Self:
+        """Refuse what cannot work with nodes that are other machines."""
+        if self.nodes.launcher == "slurm" and not is_reachable(self.server.host):
+            raise ValueError(
+                f"server.host: {self.server.host} cannot be reached from other nodes; give the "
+                "address of this machine that Slurm's nodes can connect to"
+            )
+        if self.nodes.launcher != "slurm" and self.slurm != SlurmSection():
+            raise ValueError(
+                'slurm: only read with nodes.launcher = "slurm"; set that or remove it'
+            )
+        return self
 
     @property
     def run_dir(self) -> Path:
@@ -282,6 +359,7 @@ def _first_of(error: ValidationError) -> str:
     parts = (str(part) for part in first["loc"] if part not in ("", "[key]"))
     key = ".".join(parts) or "the file"
     text = f"{key}: {_fix(first)}"
+    text = text.removeprefix("the file: ") if first["type"] == "value_error" else text
     return f"{text} (and {more} more)" if more else text
 
 

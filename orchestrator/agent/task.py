@@ -7,14 +7,24 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import tenacity
 
 from orchestrator.agent.loop import Agent
 from orchestrator.config import RunConfig, thaw
 from orchestrator.launch.local import start_time
 
 log = logging.getLogger(__name__)
+
+NOTED_S = 600.0
+POLL_S = 0.1
+OLD_AGENT_S = 60.0
+ADDRESS_S = 60.0
 
 
 def run_agent(run_dir: str) -> None:
@@ -23,27 +33,90 @@ def run_agent(run_dir: str) -> None:
     submitit has pickled a reference to this function, nothing else: the run is read from the
     frozen configuration in the run directory.
     """
-    # submitit ignores SIGTERM in its tasks; an agent must obey it from here on.
+    # submitit ignores SIGTERM in its tasks; an agent must obey it from here on. It outlives srun
+    # and the batch host, and its last word to them.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _ignore()
     folder = Path(run_dir)
-    node = f"node{os.environ['SUBMITIT_LOCAL_GLOBALID']}"
+    job = _slurm_job()
+    if job and not _is_wanted(folder, job):
+        sys.stderr.write(f"job {job} is not the run's allocation; leaving\n")
+        return
+    node = os.environ["SLURMD_NODENAME"] if job else f"node{os.environ['SUBMITIT_LOCAL_GLOBALID']}"
     own = folder / "nodes" / node
     own.mkdir(parents=True, exist_ok=True)
     _write_to(own / "agent.log")
     with (own / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(lock.fileno(), OLD_AGENT_S if job else 0.0):
             log.warning("%s already has an agent; leaving", node)
             return
         _announce(own)
         config = thaw(folder / "run.json")
-        asyncio.run(_serve(config, node, own))
+        address = _own_address(folder) if job else "127.0.0.1"
+        asyncio.run(_serve(config, node, own, address))
 
 
-async def _serve(config: RunConfig, node: str, own: Path) -> None:
+def _slurm_job() -> str:
+    """Return the id of the Slurm job that this process is a task of, "" for none."""
+    is_slurm = os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    return os.environ["SLURM_JOB_ID"] if is_slurm else ""
+
+
+def _is_wanted(run_dir: Path, job: str) -> bool:
+    """Wait until the run's job is noted, and say whether it is this one.
+
+    Whoever submitted may have died before it noted the job. The next supervisor then finds this
+    job, or, when it cannot, makes another: two sets of agents must never be there.
+    """
+    deadline = time.monotonic() + NOTED_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads((run_dir / "submitit" / "job.json").read_text(encoding="utf-8"))
+            if str(noted["job"]) == job:
+                return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _take(lock: int, for_s: float) -> bool:
+    """Lock a file; the agent of an earlier allocation may still be about to leave the node."""
+    deadline = time.monotonic() + for_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        else:
+            return True
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type((OSError, ValueError)),
+    stop=tenacity.stop_after_delay(ADDRESS_S),
+    wait=tenacity.wait_exponential_jitter(initial=0.1, max=2.0),
+    reraise=True,
+)
+def _own_address(run_dir: Path) -> str:
+    """Return this node's address on the way to the supervisor; nothing is sent."""
+    value = json.loads((run_dir / "supervisor.json").read_text(encoding="utf-8"))
+    url = urlsplit(value["url"])
+    found = socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _ignore() -> None:
+    for signum in (signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+async def _serve(config: RunConfig, node: str, own: Path, address: str) -> None:
     node_dir = config.memory_root / node
-    agent = Agent(config, node, node_dir, "127.0.0.1")
+    agent = Agent(config, node, node_dir, address)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.shut_down)
