@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 MAX_REQUEST_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1  # prctl(2)
 ADOPTION_S = 10.0
+NOT_STARTED_EXIT = 127
 
 
 class Rank:
@@ -112,7 +113,11 @@ def become(rank: Rank) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as the interpreter sets it at start
     os.environ.clear()
     os.environ.update(rank.env)
-    os.chdir(rank.cwd)
+    try:
+        os.chdir(rank.cwd)
+    except OSError as error:
+        sys.stderr.write(f"cannot start in {rank.cwd}: {error.strerror}\n")
+        sys.exit(NOT_STARTED_EXIT)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all ranks would share the zygote's state
     gc.unfreeze()

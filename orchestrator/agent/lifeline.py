@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Collection
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -34,9 +35,9 @@ class Orphans:
     def __init__(self) -> None:
         self._dead: frozenset[int] = frozenset()
 
-    def reap(self) -> None:
-        """Look once; call it every few seconds."""
-        dead = frozenset(pid for pid in _children() if _is_zombie(pid))
+    def reap(self, awaited: Collection[int] = ()) -> None:
+        """Look once; call it every few seconds. `awaited` are pids that somebody waits for."""
+        dead = frozenset(pid for pid in _children() if pid not in awaited and _is_zombie(pid))
         for pid in dead & self._dead:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

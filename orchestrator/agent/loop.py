@@ -209,7 +209,7 @@ class Agent:
             await asyncio.sleep(min(TICK_S, every))
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + ORPHANS_S
-                orphans.reap()
+                orphans.reap([rank.process.pid for rank in self._ranks.running])
             self._tell_staged()
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + every

@@ -59,9 +59,15 @@ class RankProcess:
         finally:
             os.close(theirs)
         output = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", buffering=0)
-        )
+        try:
+            pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", buffering=0)
+            )
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise
         return cls(process, output, pipe)
 
     @property

@@ -98,7 +98,7 @@ class Ranks:
         try:
             for local_rank in range(order.ranks):
                 await self._start_one(order, local_rank)
-        except OSError:
+        except BaseException:
             await self.stop_all(grace_s=0.0)
             for rank in self._ranks.values():
                 rank.process.close()

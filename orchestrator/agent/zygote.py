@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 READY_TIMEOUT_S = 120.0
 WARM_WAIT_S = 30.0
 FORK_TIMEOUT_S = 10.0
+UNKNOWN_EXIT = 255
 
 
 class ZygoteUnavailable(Exception):
@@ -43,11 +45,16 @@ class ForkedProcess:
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._handle)
-        ended = os.waitid(os.P_PIDFD, self._handle, os.WEXITED)
+        try:
+            ended = os.waitid(os.P_PIDFD, self._handle, os.WEXITED)
+        except ChildProcessError:  # somebody else reaped it; that it ended is all that is known
+            ended = None
         os.close(self._handle)
-        assert ended is not None, "without WNOHANG it waits"
-        exited = ended.si_code == os.CLD_EXITED
-        self.returncode = ended.si_status if exited else -ended.si_status
+        if ended is None:
+            self.returncode = UNKNOWN_EXIT
+        else:
+            exited = ended.si_code == os.CLD_EXITED
+            self.returncode = ended.si_status if exited else -ended.si_status
         self._exited.set_result(self.returncode)
 
     async def wait(self) -> int:
@@ -72,10 +79,13 @@ class Zygote:
             return
         if self._ready is None or self._ready.done():
             self._ready = asyncio.ensure_future(self._start())
+            self._ready.add_done_callback(_tell)
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        self._drop_channel()
+        self._channel = ours  # from here on `close` closes it
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -90,8 +100,6 @@ class Zygote:
             )
         finally:
             theirs.close()
-        self._drop_channel()
-        self._channel = ours
         answer = await self._receive(READY_TIMEOUT_S)
         if answer.get("threads") != 1:
             raise ZygoteUnavailable(f"not safe to fork: {answer}")
@@ -118,6 +126,8 @@ class Zygote:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], [output])
                 answer = await self._receive(FORK_TIMEOUT_S)
             except (OSError, TimeoutError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EMSGSIZE:
+                    raise ZygoteUnavailable("the rank's environment is too large") from error
                 await self.close()
                 raise ZygoteUnavailable(f"it died or hangs: {error}") from error
         pid = answer.get("pid")
@@ -162,3 +172,8 @@ class Zygote:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+def _tell(ready: "asyncio.Future[None]") -> None:
+    if not ready.cancelled() and (error := ready.exception()) is not None:
+        log.warning("no zygote, ranks start cold: %s", error)

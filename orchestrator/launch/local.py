@@ -128,6 +128,9 @@ class LocalLauncher:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)
             time.sleep(CANCEL_EVERY_S)
+        for process in self._living():  # deaf to SIGTERM; their memory is about to go
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         shutil.rmtree(self._memory, ignore_errors=True)
 
     def _living(self) -> list[ProcessId]:
