@@ -263,6 +263,8 @@ def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
         return replace(state, job=event.detail, job_state="running", job_seq=record.seq)
     if isinstance(done.action, Launch):
         return replace(state, job_state="refused", job_seq=record.seq, job_why=event.detail)
+    if isinstance(done.action, SetInterval) and not event.ok:
+        return replace(state, interval_steps=done.action.previous_steps)
     return state
 
 

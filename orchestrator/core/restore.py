@@ -31,19 +31,25 @@ def choose(state: State, nodes: tuple[str, ...]) -> Restore | None:
 def in_memory(state: State, nodes: tuple[str, ...]) -> list[Restore]:
     """Return the checkpoints that lie whole in the memory of `nodes`, in no order."""
     assert state.run is not None
+    world = len(nodes) * state.run.ranks_per_node
+    return [
+        Restore(step=step, attempt=attempt, source=Source.MEMORY)
+        for (step, attempt), ranks in holders(state, nodes).items()
+        if len(ranks) == world and (step, attempt, Source.MEMORY.value) not in state.quarantined
+    ]
+
+
+def holders(state: State, nodes: tuple[str, ...]) -> dict[tuple[int, int], set[int]]:
+    """Return by (step, attempt) which ranks have that snapshot in their own node's memory."""
+    assert state.run is not None
     per_node = state.run.ranks_per_node
-    holders: dict[tuple[int, int], set[int]] = defaultdict(set)
+    found: dict[tuple[int, int], set[int]] = defaultdict(set)
     for position, name in enumerate(nodes):
         own = range(position * per_node, (position + 1) * per_node)
         for shard in state.nodes[name].staged:
             if shard.rank in own:
-                holders[shard.step, shard.attempt].add(shard.rank)
-    world = len(nodes) * per_node
-    return [
-        Restore(step=step, attempt=attempt, source=Source.MEMORY)
-        for (step, attempt), ranks in holders.items()
-        if len(ranks) == world and (step, attempt, Source.MEMORY.value) not in state.quarantined
-    ]
+                found[shard.step, shard.attempt].add(shard.rank)
+    return found
 
 
 def has_history(state: State) -> bool:

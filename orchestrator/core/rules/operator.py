@@ -4,6 +4,7 @@ import math
 
 from orchestrator.core.actions import Decision, Finish, Outcome, Snapshot, StopRanks
 from orchestrator.core.policy import Policy
+from orchestrator.core.restore import holders
 from orchestrator.core.rules.verdicts import make, wait
 from orchestrator.core.state import Attempt, AttemptPhase, State
 
@@ -35,21 +36,21 @@ def upload_settled(state: State, now: float, policy: Policy) -> bool:
     """Whether nothing newer than its newest commit is still on its way to the store.
 
     Only what the last attempt saved, or started from, counts: other attempts may have left commits
-    at later steps that turned out bad, and shards of a checkpoint that never gets whole.
+    at later steps that turned out bad. Nor does a checkpoint that some rank neither holds nor has
+    sent: it never gets whole.
     """
     attempt = state.attempt
     if attempt is None or attempt.over_at is None or not state.run or not state.run.checkpoints:
         return True
     if state.waited_s(attempt.over_at, now) > policy.final_upload_s:
         return True
-    staged = {
-        (shard.step, shard.attempt)
-        for name in attempt.nodes
-        if state.nodes[name].alive
-        for shard in state.nodes[name].staged
+    held = holders(state, attempt.nodes)
+    coming = {
+        key
+        for key in {*held, *state.uploads}
+        if len(held.get(key, set()) | state.uploads.get(key, {}).keys()) == attempt.world
     }
-    settled = {*state.commits, *state.refused}
-    return _newest(attempt, {*staged, *state.uploads}) <= _newest(attempt, settled)
+    return _newest(attempt, coming) <= _newest(attempt, {*state.commits, *state.refused})
 
 
 def _newest(attempt: Attempt, checkpoints: set[tuple[int, int]]) -> int:

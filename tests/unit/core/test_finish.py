@@ -38,8 +38,18 @@ def test_nodes_that_leave_during_the_last_upload_are_no_failure() -> None:
     story = Story().running(step=20).stages(20).uploads(20, 0).exits(0, 1, 2, 3)
     story.decides()
     story.loses("n1").loses("n2").loses("n3").says(ev.JobObserved(job="job-1", state="gone"))
-    assert story.later(200).decides() == []
-    assert story.later(101).decides_one().action == FINISHED
+    assert story.decides_one().action == FINISHED
+
+
+def test_a_snapshot_that_some_rank_never_took_is_not_waited_for() -> None:
+    story = Story().running(step=20)
+    node = story.attempt.nodes[0]
+    shards = (
+        ev.StagedShard(rank=0, step=20, attempt=1),
+        ev.StagedShard(rank=1, step=20, attempt=1),
+    )
+    story.says(ev.Staged(node=node, shards=shards)).exits(0, 1, 2, 3)
+    assert story.decides_one().action == FINISHED
 
 
 def test_a_shard_that_will_never_be_whole_holds_up_no_finish() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from orchestrator.core import events as ev
+from orchestrator.core.actions import Decision, SetInterval
 from orchestrator.core.events import Origin
 from orchestrator.core.fold import HANDLERS, KEPT_UPLOADS, fold
 from orchestrator.core.state import AttemptPhase, RunPhase, State
@@ -389,3 +390,21 @@ def test_the_run_is_over_when_the_finish_is_done() -> None:
     story.done(decision)
     assert story.state.over
     assert story.state.phase is RunPhase.OVER
+
+
+def test_an_interval_that_reached_no_rank_is_not_taken_for_the_one_in_force() -> None:
+    story = Story().running(step=20)
+    before = story.state.interval_steps
+    change = SetInterval(
+        attempt=1,
+        interval_steps=before * 2,
+        effective_step=30,
+        previous_steps=before,
+        goodput=0.9,
+        binding="optimum",
+        inputs={},
+    )
+    decision = Decision(key="r/1/set_interval/9", rule="interval", action=change, reason="why")
+    story.says(ev.DecisionMade(decision=decision))
+    assert story.state.interval_steps == before * 2
+    assert story.done(decision, ok=False).state.interval_steps == before
