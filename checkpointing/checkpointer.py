@@ -39,6 +39,7 @@ State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 _SLOW_PHASE: Final = 10.0  # what is not a step may take this many step timeouts
 _SMOOTHING: Final = 0.2
 _WAIT_S: Final = 600.0
+_SNAPSHOT_WAIT_S: Final = 5.0  # the longest that training waits for an upload, when asked to
 _POLL_S: Final = 0.02
 _log = logging.getLogger(__name__)
 
@@ -153,10 +154,11 @@ class Checkpointer:
         control = self._control
         stopping = control is not None and 0 <= control.stop_step <= step
         first_stop = stopping and not self._stop  # a script may not look at `should_stop`
-        asked = first_stop or (control is not None and step == control.snapshot_step)
+        snapshot = control is not None and step == control.snapshot_step
         regular = self._interval > 0 and step % self._interval == 0
-        if state is not None and (asked or regular):
-            self._save(self._stager, step, state, local, wait_s=_WAIT_S if asked else 0.0)
+        if state is not None and (first_stop or snapshot or regular):
+            wait_s = _WAIT_S if first_stop else _SNAPSHOT_WAIT_S if snapshot else 0.0
+            self._save(self._stager, step, state, local, wait_s=wait_s)
         self._stop = self._stop or stopping
         self._mark = time.monotonic()
 
