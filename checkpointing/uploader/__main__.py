@@ -23,6 +23,7 @@ from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from checkpointing.uploader.watch import Watcher
 
 _POLL_S: Final = 0.03
+_ALIVE_S: Final = 5.0
 _DRAIN_S: Final = 10.0
 _LOCK_S: Final = 15.0
 
@@ -55,7 +56,11 @@ def _watch(
     folder: Path, store: ObjectStore, run: str, stop: threading.Event, parent: int
 ) -> Watcher:
     watcher = Watcher(folder, store, run, _emit)
+    next_sign = 0.0
     while not stop.is_set() and watcher.heard and os.getppid() == parent:
+        if time.monotonic() >= next_sign:
+            next_sign = time.monotonic() + _ALIVE_S
+            _emit({"event": "alive"})  # whoever started it may end one that hangs
         watcher.poll()
         stop.wait(_POLL_S)
     return watcher

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 RESTART_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
+ALIVE = {"event": "alive"}
+SILENCE_S = 60.0  # it says that it is alive every few seconds
 STOP_GRACE_S = 15.0
 
 
@@ -74,10 +76,17 @@ class Uploads:
     async def _listen(self, output: asyncio.StreamReader) -> None:
         while True:
             try:
-                line = await output.readline()
+                async with asyncio.timeout(SILENCE_S):
+                    line = await output.readline()
                 if not line:
                     return
-                self._fact(report_of(json.loads(line)))
+                if (value := json.loads(line)) != ALIVE:
+                    self._fact(report_of(value))
+            except TimeoutError:
+                assert self._process is not None
+                log.warning("uploader has said nothing for %.0f s; killing it", SILENCE_S)
+                self._process.kill()
+                return
             except (ValueError, KeyError, TypeError) as error:  # also a line that is too long
                 log.warning("uploader said something unknown: %s", error)
 

@@ -39,7 +39,8 @@ class Uploader:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._lines.put(json.loads(line))
+            if (event := json.loads(line)) != {"event": "alive"}:
+                self._lines.put(event)
         self.process.stdout.close()
 
     def next_event(self, timeout_s: float = 60.0) -> dict[str, Any]:

@@ -112,7 +112,9 @@ def upload_and_commit(folder, step, world):
     command += ["--store", config.to_json(), "--run", "test"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as uploader:
         try:
-            events = [json.loads(uploader.stdout.readline()) for _ in range(world)]
+            lines = (json.loads(line) for line in uploader.stdout)
+            reports = (event for event in lines if event["event"] != "alive")
+            events = [next(reports) for _ in range(world)]
         finally:
             uploader.terminate()
     uploads = [

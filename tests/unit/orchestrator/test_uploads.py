@@ -66,3 +66,26 @@ def test_an_uploader_that_cannot_be_started_is_tried_again(tmp_path: Path) -> No
         await heard.until(1)
 
     play(main())
+
+
+def test_an_uploader_that_hangs_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "SILENCE_S", 2.0)
+    program = f"import time; print('{FAILED}', flush=True); time.sleep(600)"
+    play(Heard(tmp_path, program).until(2))
+
+
+def test_an_uploader_that_only_says_that_it_lives_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "SILENCE_S", 5.0)
+    program = (
+        "import time\n"
+        "for _ in range(12):\n"
+        '    print(\'{"event": "alive"}\', flush=True); time.sleep(0.5)\n'
+        f"print('{FAILED}', flush=True)"
+    )
+    heard = Heard(tmp_path, program)
+    play(heard.until(1))
+    assert len(heard.facts) == 1
