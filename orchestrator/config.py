@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
     model_validator,
 )
@@ -201,15 +202,18 @@ def _sbatch_option(name: str) -> str:
     return name
 
 
-def _set(value: bool) -> bool:
-    if not value:
+def _sbatch_value(value: object) -> str | int | bool:
+    if value is False:
         raise ValueError("an option that is not wanted is left out")
-    return value
+    if not isinstance(value, str | int):
+        raise ValueError("must be true, a whole number or a text")
+    return _sbatch_line(value) if isinstance(value, str) else value
 
 
 SbatchValue = Annotated[str, AfterValidator(_sbatch_line)]
 OptionName = Annotated[str, AfterValidator(_sbatch_option)]
-OptionValue = Annotated[bool, Field(strict=True), AfterValidator(_set)] | int | SbatchValue
+# One validator and no union of types: that would turn an unwanted `false` into 0.
+OptionValue = Annotated[str | int | bool, PlainValidator(_sbatch_value)]
 
 
 class SlurmSection(Section):

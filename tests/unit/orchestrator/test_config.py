@@ -10,6 +10,8 @@ from orchestrator.config import RunConfig, freeze, load, parse, thaw
 from orchestrator.errors import ConfigError, NotFound
 
 LEAST = '[run]\nname = "r"\n[job]\ncommand = ["true"]\n'
+SLURM = LEAST + '[nodes]\nlauncher = "slurm"\n'
+ON_SLURM = SLURM + '[server]\nhost = "10.0.0.1"\n[slurm]\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -68,6 +70,19 @@ MISTAKES = [
     (LEAST + "[budget]\nnode_strikes = 0", "budget.node_strikes", "greater than or equal to 1"),
     (LEAST + "[budget]\nwindow_h = 0", "budget.window_h", "greater than 0"),
     (LEAST + "[server]\nport = 65536", "server.port", "less than or equal to 65535"),
+    (LEAST + '[nodes]\nlauncher = "slurm"', "server.host", "Slurm's nodes can connect to"),
+    (SLURM + '[server]\nhost = "localhost"', "server.host", "cannot be reached"),
+    (SLURM + '[server]\nhost = "::"', "server.host", "cannot be reached"),
+    (LEAST + '[slurm]\npartition = "p"', "slurm", "nodes.launcher"),
+    (ON_SLURM + 'partiton = "p"', "slurm.partiton", "spelling"),
+    (ON_SLURM + 'partition = "p\\n#SBATCH --uid=0"', "slurm.partition", "one line"),
+    (ON_SLURM + "time_min = 0", "slurm.time_min", "greater than or equal to 1"),
+    (ON_SLURM + "options = { nodes = 4 }", "slurm.options.nodes", "everstep sets this"),
+    (ON_SLURM + 'options = { "--mem" = "0" }', "slurm.options.--mem", "without dashes"),
+    (ON_SLURM + "options = { exclusive = false }", "slurm.options.exclusive", "left out"),
+    (ON_SLURM + "options = { mem = 1.5 }", "slurm.options.mem", "whole number"),
+    (ON_SLURM + 'options = { mem = "1\\n2" }', "slurm.options.mem", "one line"),
+    (ON_SLURM + 'prologue = "module load x"', "slurm.prologue", "valid tuple"),
 ]
 
 
@@ -226,3 +241,15 @@ def test_the_policy_holds_what_the_file_says(tmp_path: Path) -> None:
     assert policy.budget_window_s == 86_400
     assert policy.tune_interval
     assert policy.kill_grace_s == config.timeouts.kill_grace_s
+
+
+def test_the_slurm_table_becomes_the_launchers_options(tmp_path: Path) -> None:
+    text = ON_SLURM + 'partition = "p"\noptions = { mem = 0, exclusive = true, gres = "x:1" }\n'
+    config = load(write(tmp_path, text + 'prologue = ["module load x"]'))
+    path = tmp_path / "run.json"
+    freeze(config, path)
+    assert thaw(path) == config
+    options = config.slurm.plain()
+    assert (options.partition, options.time_min, options.prologue) == ("p", 0, ("module load x",))
+    assert options.options == {"mem": 0, "exclusive": True, "gres": "x:1"}
+    assert options.options["exclusive"] is True
