@@ -95,7 +95,7 @@ def _take(lock: int, for_s: float) -> bool:
 @tenacity.retry(
     retry=tenacity.retry_if_exception_type((OSError, ValueError)),
     stop=tenacity.stop_after_delay(ADDRESS_S),
-    wait=tenacity.wait_exponential_jitter(initial=0.1, max=2.0),
+    wait=tenacity.wait_exponential_jitter(multiplier=0.1, max=2.0),
     reraise=True,
 )
 def _own_address(run_dir: Path) -> str:

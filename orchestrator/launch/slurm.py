@@ -73,7 +73,7 @@ class SlurmLauncher:
             retry=tenacity.retry_if_exception_type(SlurmUnavailable),
             stop=tenacity.stop_after_attempt(SUBMIT_TRIES),
             wait=tenacity.wait_exponential_jitter(
-                initial=SUBMIT_RETRY_S, max=SUBMIT_RETRY_LONGEST_S
+                multiplier=SUBMIT_RETRY_S, max=SUBMIT_RETRY_LONGEST_S
             ),
             reraise=True,
         )

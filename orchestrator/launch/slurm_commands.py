@@ -74,7 +74,7 @@ def ask(argv: Sequence[str]) -> bytes:
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(SlurmUnavailable),
         stop=tenacity.stop_after_attempt(TRIES),
-        wait=tenacity.wait_exponential_jitter(initial=RETRY_S, max=RETRY_LONGEST_S),
+        wait=tenacity.wait_exponential_jitter(multiplier=RETRY_S, max=RETRY_LONGEST_S),
         reraise=True,
     )
     return retrying(_ask_once, argv)
