@@ -1,4 +1,4 @@
-"""What every launcher must do; the local one with real processes, the fake one in memory."""
+"""What every launcher must do: on this machine, on a real Slurm, and the fake one in memory."""
 
 import json
 import os
@@ -10,11 +10,21 @@ from typing import Protocol
 
 import pytest
 
+from deploy.devcluster.client import Devcluster
 from monitors.observations import Ok, Unknown
 from orchestrator.config import RunConfig, freeze, parse
 from orchestrator.launch.launcher import Allocation, AllocationSpec, Launcher, LaunchRefusedError
 from orchestrator.launch.local import LocalLauncher
+from orchestrator.launch.slurm import SlurmLauncher
+from orchestrator.launch.slurm_options import SlurmOptions
 from tests.contract.fake_launcher import FakeLauncher
+from tests.integration.devclusters import (
+    MARKS,
+    cluster_of_three,
+    jobs_of,
+    make_whole,
+    memory_of_nodes,
+)
 from tests.integration.traces import processes_of, traces
 
 PATIENCE_S = 60.0
@@ -25,21 +35,32 @@ class Bench(Protocol):
 
     launcher: Launcher
     run_dir: Path
+    nodes: tuple[str, str]
 
     def kill_node(self, node: str) -> None: ...
 
     def allocations(self) -> int: ...
 
+    def all_there(self, allocation: Allocation) -> bool: ...
+
 
 class FakeBench:
+    nodes = ("node0", "node1")
+
     def __init__(self, folder: Path) -> None:
         self.run_dir = folder
         self.launcher = FakeLauncher()
         self.kill_node = self.launcher.kill_node
         self.allocations = self.launcher.allocations
 
+    def all_there(self, allocation: Allocation) -> bool:
+        return allocation.running and allocation.nodes == dict.fromkeys(self.nodes, True)
+
 
 class LocalBench:
+    nodes = ("node0", "node1")
+    all_there = FakeBench.all_there
+
     def __init__(self, folder: Path) -> None:
         self.config: RunConfig = parse(
             {
@@ -65,6 +86,61 @@ class LocalBench:
         return len(list((self.run_dir / "submitit").glob("*_submitted.pkl")))
 
 
+class SlurmBench:
+    nodes = ("node1", "node2")
+
+    def __init__(self, folder: Path, cluster: Devcluster) -> None:
+        address = cluster.env()["DEVCLUSTER_ADDRESS"]
+        self.cluster = cluster
+        self.config: RunConfig = parse(
+            {
+                "run": {"name": "launched", "dir": str(folder)},
+                "job": {"command": ["true"], "preload": []},
+                "nodes": {"count": 2, "launcher": "slurm"},
+                "server": {"host": address},
+            },
+            "the test",
+        )
+        self.run_dir = self.config.run_dir
+        self.run_dir.mkdir()
+        freeze(self.config, self.run_dir / "run.json")
+        # Nobody listens there; the agents wait.
+        (self.run_dir / "supervisor.json").write_text(json.dumps({"url": f"http://{address}:9"}))
+        self.launcher = self.launcher_for(SlurmOptions())
+
+    def launcher_for(self, options: SlurmOptions) -> SlurmLauncher:
+        return SlurmLauncher(self.run_dir, options, look_every_s=0.3)
+
+    def kill_node(self, node: str) -> None:
+        self.cluster.do("power-off", node)
+
+    def allocations(self) -> int:
+        jobs = jobs_of(self.cluster, "everstep-launched")
+        return sum(job.workdir == str(self.run_dir / "submitit") for job in jobs)
+
+    def all_there(self, allocation: Allocation) -> bool:
+        announced = list(self.run_dir.glob("nodes/*/agent.json"))
+        return allocation.running and len(announced) == 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Devcluster]:
+    with cluster_of_three("l", tmp_path_factory.getbasetemp()) as running:
+        yield running
+
+
+@pytest.fixture
+def slurm(
+    tmp_path: Path, cluster: Devcluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SlurmBench]:
+    monkeypatch.setenv("SLURM_CONF", cluster.env()["SLURM_CONF"])
+    bench = SlurmBench(tmp_path, cluster)
+    yield bench
+    make_whole(cluster)
+    assert not traces(bench.config)
+    assert not memory_of_nodes(cluster)
+
+
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalBench]:
     bench = LocalBench(tmp_path)
@@ -73,11 +149,17 @@ def local(tmp_path: Path) -> Iterator[LocalBench]:
     assert not traces(bench.config)
 
 
-@pytest.fixture(params=["fake", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("local", marks=pytest.mark.slow),
+        pytest.param("slurm", marks=MARKS),
+    ]
+)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     if request.param == "fake":
         return FakeBench(tmp_path)
-    made: LocalBench = request.getfixturevalue("local")
+    made: Bench = request.getfixturevalue(request.param)
     return made
 
 
@@ -97,36 +179,33 @@ def seen(bench: Bench, job: str, what: Callable[[Allocation], bool]) -> Allocati
         time.sleep(0.05)
 
 
-def all_there(allocation: Allocation) -> bool:
-    return allocation.running and allocation.nodes == {"node0": True, "node1": True}
-
-
 def test_an_allocation_runs_with_all_its_nodes(bench: Bench) -> None:
     job = bench.launcher.submit(spec(bench))
     assert job
-    assert seen(bench, job, all_there).job == job
+    assert seen(bench, job, bench.all_there).job == job
 
 
 def test_the_same_key_is_the_same_allocation(bench: Bench) -> None:
     first = bench.launcher.submit(spec(bench))
     assert bench.launcher.submit(spec(bench)) == first
-    seen(bench, first, all_there)
+    seen(bench, first, bench.all_there)
     assert bench.launcher.submit(spec(bench)) == first
     assert bench.allocations() == 1
 
 
 def test_a_killed_node_is_seen_and_ends_no_other(bench: Bench) -> None:
     job = bench.launcher.submit(spec(bench))
-    seen(bench, job, all_there)
-    bench.kill_node("node0")
-    left = seen(bench, job, lambda allocation: allocation.nodes.get("node0") is False)
+    seen(bench, job, bench.all_there)
+    first, second = bench.nodes
+    bench.kill_node(first)
+    left = seen(bench, job, lambda allocation: allocation.nodes.get(first) is False)
     assert left.running
-    assert left.nodes["node1"]
+    assert left.nodes.get(second, True)
 
 
 def test_a_cancelled_allocation_goes_and_its_nodes_with_it(bench: Bench) -> None:
     job = bench.launcher.submit(spec(bench))
-    seen(bench, job, all_there)
+    seen(bench, job, bench.all_there)
     bench.launcher.cancel(job)
     bench.launcher.cancel(job)
     gone = seen(bench, job, lambda allocation: not allocation.running)
@@ -136,21 +215,21 @@ def test_a_cancelled_allocation_goes_and_its_nodes_with_it(bench: Bench) -> None
 
 def test_a_new_key_is_a_new_allocation(bench: Bench) -> None:
     first = bench.launcher.submit(spec(bench))
-    seen(bench, first, all_there)
+    seen(bench, first, bench.all_there)
     bench.launcher.cancel(first)
     seen(bench, first, lambda allocation: not allocation.running)
     second = bench.launcher.submit(spec(bench, "launched/0/launch/2"))
-    seen(bench, second, all_there)
+    seen(bench, second, bench.all_there)
     assert second != first
     assert bench.allocations() == 2
 
 
 def test_what_was_never_submitted_does_not_run_and_may_be_cancelled(bench: Bench) -> None:
-    observation = bench.launcher.observe("1")
+    observation = bench.launcher.observe("999999")
     assert isinstance(observation, Ok)
     assert not observation.value.running
     assert not observation.value.nodes
-    bench.launcher.cancel("1")
+    bench.launcher.cancel("999999")
 
 
 @pytest.mark.slow
@@ -158,7 +237,7 @@ def test_a_submitter_that_died_before_it_noted_the_job_makes_no_second_agent(
     local: LocalBench,
 ) -> None:
     first = local.launcher.submit(spec(local))
-    seen(local, first, all_there)
+    seen(local, first, local.all_there)
     before = {node: local.pid(node) for node in ("node0", "node1")}
     (local.run_dir / "submitit" / "job.json").unlink()
     second = local.launcher.submit(spec(local))
@@ -169,7 +248,7 @@ def test_a_submitter_that_died_before_it_noted_the_job_makes_no_second_agent(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert {node: local.pid(node) for node in ("node0", "node1")} == before
-    assert seen(local, second, all_there)
+    assert seen(local, second, local.all_there)
     local.launcher.cancel(second)
     seen(local, second, lambda allocation: not allocation.running)
 
@@ -177,7 +256,7 @@ def test_a_submitter_that_died_before_it_noted_the_job_makes_no_second_agent(
 @pytest.mark.slow
 def test_an_agent_that_was_killed_leaves_its_memory_to_the_last_one(local: LocalBench) -> None:
     job = local.launcher.submit(spec(local))
-    seen(local, job, all_there)
+    seen(local, job, local.all_there)
     local.kill_node("node1")
     seen(local, job, lambda allocation: allocation.nodes.get("node1") is False)
     local.launcher.cancel(job)

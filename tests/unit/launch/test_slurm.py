@@ -1,0 +1,269 @@
+"""The Slurm launcher without Slurm: what is asked for, passed on, and made of the answers."""
+
+import itertools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitors.observations import Ok, Unknown
+from orchestrator.launch import slurm, slurm_commands, slurm_submit
+from orchestrator.launch.slurm import SlurmLauncher
+from orchestrator.launch.slurm_commands import (
+    SlurmRefused,
+    SlurmUnavailable,
+    allowed,
+    ask,
+    job_by_id,
+)
+from orchestrator.launch.slurm_options import SlurmOptions
+from orchestrator.launch.slurm_text import JobView, SlurmJobState
+
+FOLDER = Path("/shared/run dir/submitit")
+REQUEST: dict[str, Any] = {"key": "r/0/launch/1", "name": "r", "nodes": 3, "gpus_per_node": 8}
+
+
+def view(state: SlurmJobState = SlurmJobState.RUNNING, **changes: Any) -> JobView:
+    values: dict[str, Any] = {
+        "job": "7",
+        "state": state,
+        "nodes": ("n1", "n2"),
+        "name": "everstep-r",
+        "comment": "r/0/launch/1",
+        "workdir": str(FOLDER),
+        "reason": "",
+    }
+    return JobView(**{**values, **changes})
+
+
+def script(options: SlurmOptions) -> list[str]:
+    """The batch script as submitit renders it."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    parameters = slurm_submit.parameters(FOLDER, REQUEST, options)
+    return str(_make_sbatch_string(command="true", folder=FOLDER, **parameters)).splitlines()
+
+
+def test_an_allocation_outlives_its_nodes_and_is_found_again() -> None:
+    lines = script(SlurmOptions())
+    for line in (
+        "--nodes=3",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--no-kill",
+        "--no-requeue",
+        "--job-name=everstep-r",
+        "--comment=r/0/launch/1",
+        f"--chdir='{FOLDER}'",
+        "--export=ALL",
+    ):
+        assert f"#SBATCH {line}" in lines
+    (srun,) = (line for line in lines if line.startswith("srun "))
+    assert "--no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none" in srun
+    assert not [line for line in lines if "--time" in line or "--wckey" in line]
+
+
+def test_what_the_site_wants_is_passed_on_and_quoted() -> None:
+    options = SlurmOptions(
+        partition="train",
+        account="ml",
+        qos="high",
+        reservation="week 7",
+        constraint="h100&ib",
+        exclude="n[1-3]",
+        time_min=90,
+        options={"mem": 0, "exclusive": True},
+        prologue=("module load cuda", "export A=1"),
+    )
+    lines = script(options)
+    for line in (
+        "--partition=train",
+        "--account=ml",
+        "--qos=high",
+        "--reservation='week 7'",
+        "--constraint='h100&ib'",
+        "--exclude='n[1-3]'",
+        "--time=90",
+        "--mem=0",
+        "--exclusive",
+    ):
+        assert f"#SBATCH {line}" in lines
+    assert lines.index("module load cuda") + 1 == lines.index("export A=1")
+    assert lines.index("export A=1") < next(n for n, s in enumerate(lines) if s[:5] == "srun ")
+
+
+def test_only_a_living_job_of_this_very_run_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = (
+        view(SlurmJobState.COMPLETING, job="1"),
+        view(SlurmJobState.CANCELLED, job="2"),
+        view(comment="r/0/launch/2", job="3"),
+        view(workdir="/elsewhere/submitit", job="4"),
+    )
+    monkeypatch.setattr(slurm_submit, "jobs_named", lambda _: strangers)
+    assert slurm_submit.find(FOLDER, REQUEST) == ""
+    ours = (*strangers, view(SlurmJobState.PENDING, job="5"))
+    monkeypatch.setattr(slurm_submit, "jobs_named", lambda _: ours)
+    assert slurm_submit.find(FOLDER, REQUEST) == "5"
+
+
+def test_of_the_environment_only_what_is_allowed_goes_to_slurm() -> None:
+    environ = {
+        "PATH": "/bin",
+        "LC_TIME": "C",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "AWS_PROFILE": "p",
+        "NCCL_DEBUG": "INFO",
+        "SLURM_CPU_BIND": "map_cpu:0",
+        "SLURM_JOB_ID": "1",
+        "SBATCH_PARTITION": "x",
+        "SQUEUE_FORMAT": "%i",
+        "WANDB_API_KEY": "secret",
+        "PWD": "/",
+    }
+    kept = {"PATH", "LC_TIME", "SLURM_CONF", "AWS_PROFILE"}
+    assert set(allowed(environ)) == kept
+    assert set(allowed(environ, ("NCCL_*",))) == {*kept, "NCCL_DEBUG"}
+
+
+class Answers:
+    """What Slurm's commands say, one after the other; the last one is repeated."""
+
+    def __init__(self, *answers: tuple[int, str] | Exception) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    def __call__(self, argv: list[str], **_: Any) -> "subprocess.CompletedProcess[bytes]":
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        code, text = answer
+        return subprocess.CompletedProcess(argv, code, text.encode(), text.encode())
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(slurm_commands, "RETRY_S", 0.0)
+    monkeypatch.setattr(slurm_commands, "RETRY_LONGEST_S", 0.0)
+
+    def give(*given: tuple[int, str] | Exception) -> Answers:
+        made = Answers(*given)
+        monkeypatch.setattr(slurm_commands.subprocess, "run", made)
+        return made
+
+    return give
+
+
+AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+NO_JOB = (1, "slurm_load_jobs error: Invalid job id specified")
+
+
+def test_no_answer_is_asked_for_again_and_a_refusal_is_not(answers: Any) -> None:
+    answers(AWAY, (0, "x"))
+    assert ask(["squeue"]) == b"x"
+    for silence in (AWAY, subprocess.TimeoutExpired("squeue", 1), FileNotFoundError(2, "no file")):
+        made = answers(silence)
+        with pytest.raises(SlurmUnavailable):
+            ask(["squeue"])
+        assert made.asked == slurm_commands.TRIES
+    made = answers((1, "squeue: error: Invalid user: nobody"))
+    with pytest.raises(SlurmRefused, match=r"squeue: Invalid user: nobody"):
+        ask(["squeue"])
+    assert made.asked == 1
+
+
+def test_an_unknown_job_is_none_and_no_answer_is_not(answers: Any) -> None:
+    answers(NO_JOB)
+    assert job_by_id("7") is None
+    answers((0, ""))
+    assert job_by_id("7") is None
+    answers(AWAY)
+    with pytest.raises(SlurmUnavailable):
+        job_by_id("7")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> SlurmLauncher:
+    for node in ("n1", "n2", "n3"):
+        (tmp_path / "nodes" / node).mkdir(parents=True)
+    return SlurmLauncher(tmp_path, SlurmOptions())
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, job: JobView | None, **states: str) -> None:
+    monkeypatch.setattr(slurm, "job_by_id", lambda _: job)
+    monkeypatch.setattr(
+        slurm, "node_states", lambda names: {n: states.get(n, "MIXED") for n in names}
+    )
+
+
+def test_a_node_that_left_the_job_or_is_down_is_lost_and_no_other(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(monkeypatch, view(), n2="DOWN*")
+    seen = launcher.observe("7")
+    assert isinstance(seen, Ok)
+    assert seen.value.nodes == {"n2": False, "n3": False}
+    assert seen.value.running
+
+
+@pytest.mark.parametrize(
+    ("job", "running", "queued"),
+    [
+        (None, False, ""),
+        (view(SlurmJobState.PENDING, nodes=(), reason="Priority"), True, "pending, Priority"),
+        (view(SlurmJobState.CONFIGURING), True, "configuring"),
+        (view(SlurmJobState.COMPLETING), False, ""),
+        (view(SlurmJobState.SUSPENDED), True, ""),
+    ],
+)
+def test_a_job_waits_runs_or_is_gone(
+    launcher: SlurmLauncher,
+    monkeypatch: pytest.MonkeyPatch,
+    job: JobView | None,
+    running: bool,
+    queued: str,
+) -> None:
+    looks(monkeypatch, job)
+    seen = launcher.observe("7")
+    assert isinstance(seen, Ok)
+    assert (seen.value.running, seen.value.queued) == (running, queued)
+
+
+def test_a_state_that_is_not_known_here_is_unknown(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(monkeypatch, view(SlurmJobState.UNKNOWN))
+    assert isinstance(launcher.observe("7"), Unknown)
+
+
+def test_slurm_is_asked_seldom_and_more_seldom_while_it_fails(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    asked: list[float] = []
+
+    def look(_: str) -> JobView | None:
+        asked.append(now[0])
+        raise SlurmUnavailable("squeue: no answer")
+
+    monkeypatch.setattr(slurm, "job_by_id", look)
+    monkeypatch.setattr(slurm.time, "monotonic", lambda: now[0])
+    for _ in range(2000):
+        assert isinstance(launcher.observe("7"), Unknown)
+        now[0] += 0.25
+    gaps = [later - first for first, later in itertools.pairwise(asked)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] == 2 * slurm.LOOK_EVERY_S
+    assert gaps[-1] == slurm.LOOK_SLOWEST_S
+
+
+def test_a_cancel_without_an_answer_is_no_error(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def silent(_: str) -> JobView | None:
+        raise SlurmUnavailable("squeue: no answer")
+
+    monkeypatch.setattr(slurm, "job_by_id", silent)
+    launcher.cancel("7")
+    assert "scancel 7" in caplog.text
