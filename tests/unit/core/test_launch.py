@@ -70,3 +70,14 @@ def test_a_node_that_comes_back_ends_the_wait() -> None:
     story.stops().judged("node_lost", "node", node="n2").decides()
     start = story.later(60).joins("n2", incarnation="i2").starts()
     assert getattr(start.action, "nodes", ()) == ("n1", "n2")
+
+
+def test_a_run_in_the_queue_waits_without_end_and_is_late_only_after_it() -> None:
+    queued = ev.JobObserved(job="job-1", state="queued", why="pending, Priority")
+    story = Story().launched().says(queued)
+    assert story.decides_one().reason == "waiting in the queue: pending, Priority"
+    assert story.later(10_000).decides() == []
+    story.says(ev.JobObserved(job="job-1", state="running"))
+    assert story.decides_one().reason == "waiting for nodes: 0 of 2 are usable"
+    assert story.later(119).decides() == []
+    assert story.later(2).decides_one().action == FAILED

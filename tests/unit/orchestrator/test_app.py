@@ -397,3 +397,29 @@ def test_checking_starts_nothing(tmp_path: Path) -> None:
     assert "reachable" in checked.store
     assert checked.timeouts == checked.config.timeouts_table()
     assert sorted(os.walk(tmp_path)) == before, "not even a probe object"
+
+
+def on_slurm(folder: Path, host: str) -> RunConfig:
+    config = with_command(folder, "true")
+    nodes = config.nodes.model_copy(update={"launcher": "slurm"})
+    server = config.server.model_copy(update={"host": host})
+    return config.model_copy(update={"nodes": nodes, "server": server})
+
+
+def test_a_machine_without_slurms_commands_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(executable(tmp_path / "bin" / "true").parent))
+    line = refused(on_slurm(tmp_path, "127.0.0.1"))
+    assert line.startswith("nodes.launcher: no sbatch, srun, squeue, scontrol, scancel in PATH")
+
+
+def test_a_name_that_means_this_machine_only_here_is_no_address_for_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("true", *app.SLURM_PROGRAMS):
+        executable(tmp_path / "bin" / name)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    line = refused(on_slurm(tmp_path, "localhost"))
+    assert line.startswith("server.host: localhost is ")
+    assert "Slurm's nodes can connect to" in line

@@ -293,6 +293,19 @@ def test_nodes_that_never_joined_or_are_lost_already_are_no_news() -> None:
     assert not Watch(started=T).allocation(state, seen(n0=False, n9=False, n1=True), T)
 
 
+def test_an_allocation_in_the_queue_is_told_with_its_reason_and_once() -> None:
+    waits = Allocation(job="7", running=True, nodes={}, queued="pending, Priority")
+    events = Watch(started=T).allocation(running(), waits, T)
+    assert [(e.state, e.why) for e in of(events, ev.JobObserved)] == [
+        ("queued", "pending, Priority")
+    ]
+    known = replace(running(), job_state="queued", job_why="pending, Priority")
+    assert not Watch(started=T).allocation(known, waits, T)
+    has_nodes = replace(waits, queued="")
+    events = Watch(started=T).allocation(known, has_nodes, T)
+    assert [e.state for e in of(events, ev.JobObserved)] == ["running"]
+
+
 def test_a_change_of_the_allocation_is_told_once() -> None:
     gone = Allocation(job="7", running=False, nodes={})
     events = Watch(started=T).allocation(running(), gone, T)
