@@ -16,7 +16,10 @@ from orchestrator.core.actions import SetInterval
 from orchestrator.views.goodput import account
 from orchestrator.views.incidents import PHASES, incident_rows
 from orchestrator.views.live import LiveView, PlainView
+from orchestrator.views.tables import grid
 from orchestrator.views.units import percent, seconds
+
+TABLE_WIDTH = 140
 
 
 class Screen:
@@ -97,18 +100,42 @@ def show_result(
     """Print the table, the sums and where the reports lie; 0 when both runs are equal."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     rows = rows_of(run, blows)
-    console.print(_table(rows))
-    for row in rows:
-        console.print(Text(f"  {row['blow']}: {row['reason']}", style="dim"))
+    show_incidents(console, rows)
     _show_interval(console, run)
     goodput = account(run.state, run.history, run.state.at)
     console.print(
         f"goodput {percent(goodput.ratio)} of {seconds(goodput.wall_s)} with three incidents"
     )
-    equal = _show_sums(console, sums)
+    equal = show_sums(console, sums)
     console.print(f"report: {out / 'report.html'} and {out / 'report.png'}")
     console.print(f"the whole demo took {seconds(took_s)}")
     return 0 if equal and len(rows) == len(blows) else 1
+
+
+def show_incidents(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Print the incidents as a table, on a narrow terminal as a few lines each."""
+    if console.width < TABLE_WIDTH:
+        console.print(Text("Incidents (seconds by phase)", style="italic"))
+        for row in rows:
+            console.print(_lines(row))
+        return
+    console.print(_table(rows))
+    for row in rows:
+        console.print(Text(f"  {row['blow']}: {row['reason']}", style="dim"))
+
+
+def _lines(row: dict[str, Any]) -> Table:
+    phases = [(name, row["phases"][key]) for key, name in PHASES]
+    took = ", ".join(f"{name} {value:.2f}" for name, value in phases if value is not None)
+    lost = "-" if row["steps_lost"] is None else str(row["steps_lost"])
+    return grid(
+        [
+            ("what happened", Text(row["blow"], style="bold")),
+            ("cause found", row["cause"]),
+            ("decision", f"{row['decision']}: {row['reason'].removeprefix(row['cause'] + '; ')}"),
+            ("took", f"{took}; steps lost {lost}\n"),
+        ]
+    )
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -139,16 +166,15 @@ def _show_interval(console: Console, run: Run) -> None:
             console.print(f"checkpoint interval {moved}: {event.decision.reason}")
 
 
-def _show_sums(console: Console, sums: dict[str, dict[str, str]]) -> bool:
-    """Print both runs' sums below each other."""
-    table = Table(title="SHA-256 of the final state, read back from S3", title_justify="left")
-    table.add_column("")
-    for name in sums:
-        table.add_column(name, no_wrap=True)
+def show_sums(console: Console, sums: dict[str, dict[str, str]]) -> bool:
+    """Print both runs' sums below each other; they are short enough for 80 columns."""
+    console.print(Text("SHA-256 of the final state, read back from S3", style="italic"))
     broken, calm = sums.values()
+    width = max(map(len, sums))
     for part in ("weights", "optimizer", "all"):
-        table.add_row(part, broken[part], calm[part])
-    console.print(table)
+        console.print(part)
+        for name, digests in sums.items():
+            console.print(f"  {name:{width}}  {digests[part]}", soft_wrap=True)
     equal = broken == calm
     verdict = "equal, bit for bit" if equal else "NOT EQUAL"
     console.print(Text(verdict, style="bold green" if equal else "bold red"))
