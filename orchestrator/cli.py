@@ -36,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 RunArgument = Annotated[
@@ -43,6 +44,24 @@ RunArgument = Annotated[
 ]
 ConfigArgument = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The run's file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"everstep {version('everstep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
 
 
 @app.command()
@@ -63,8 +82,13 @@ def run(
         view = PlainView(lambda text: typer.echo(text, err=as_json))
     else:
         view = LiveView(console)
-    with view:
-        outcome = application.run(config, watcher=view.show)
+    try:
+        with view:
+            outcome = application.run(config, watcher=view.show)
+    except KeyboardInterrupt:
+        again = f"`everstep run {config}` adopts them"
+        typer.echo(f"everstep: interrupted; the ranks go on, {again}", err=True)
+        raise
     run_dir = application.find_run(str(config))
     _summary(run_dir, as_json)
     codes = {"finished": ExitCode.OK, "failed": ExitCode.RUN_FAILED, "stopped": ExitCode.STOPPED}

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_help_documents_every_exit_code(everstep) -> None:
     assert code == 0
     for number, meaning in MEANING.items():
         assert f"{int(number)}  {meaning.split(';')[0].split('`')[0].strip()}" in out
+
+
+def test_help_has_its_short_name(everstep) -> None:
+    for arguments in (("-h",), ("run", "-h")):
+        code, out, _ = everstep(*arguments)
+        assert code == 0
+        assert "Usage: " in out
+
+
+def test_the_version_is_told(everstep) -> None:
+    code, out, _ = everstep("--version")
+    assert code == 0
+    assert out == f"everstep {version('everstep')}\n"
 
 
 def test_the_commands_are_these(everstep) -> None:
@@ -271,7 +285,7 @@ def test_an_interrupted_run_is_code_130(everstep, monkeypatch) -> None:
     monkeypatch.setattr(application, "run", run)
     code, _, err = everstep("run", "run.toml", "--plain")
     assert code == ExitCode.INTERRUPTED
-    assert "Traceback" not in err
+    assert err == "everstep: interrupted; the ranks go on, `everstep run run.toml` adopts them\n"
 
 
 def test_check_names_the_wrong_key(everstep, tmp_path: Path) -> None:
