@@ -124,7 +124,7 @@ def _exited(e: ev.RankExited) -> str:
     text += f" ({e.note.replace('_', ' ')})" if e.note else ""
     if e.ours:
         return text + ", as it was told to"
-    return text + (f": {e.last_line}" if e.last_line and e.code else "")
+    return text + (f"; its last line: {e.last_line}" if e.last_line and e.code else "")
 
 
 def _overdue(e: ev.RankOverdue) -> str:
@@ -145,7 +145,7 @@ def _phase(e: ev.PhaseReached) -> str:
         case "restore":
             return f"attempt {e.attempt}: all ranks are up and restoring"
         case "step":
-            return f"attempt {e.attempt}: all ranks go on from step {max(e.step, 0):,}"
+            return f"attempt {e.attempt}: all ranks train, at step {max(e.step, 0):,}"
         case _:
             return f"attempt {e.attempt}: first new step, {e.step:,}, is done"
 

@@ -81,7 +81,9 @@ def progress_words(progress: dict[str, Any]) -> str:
     """Say where training is."""
     if progress["step"] is None:
         return "no step yet"
-    words = [f"step {progress['step']:,}", f"loss {number(progress['loss'])}"]
+    words = [f"step {progress['step']:,}"]
+    if progress["loss"] is not None:
+        words.append(f"loss {number(progress['loss'])}")
     words.append(f"{seconds(progress['step_s'])} a step")
     if progress["tokens_per_s"] is not None:
         words.append(f"{rate(progress['tokens_per_s'])} tokens".replace("/s tokens", " tokens/s"))
@@ -132,7 +134,11 @@ class Incidents:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Choose by the width at hand."""
         wide = options.max_width >= TABLE_WIDTH
-        yield _incident_table(self._rows) if wide else _incident_lines(self._rows)
+        if wide:
+            yield _incident_table(self._rows)
+        else:
+            yield Text("incidents", style="dim")
+            yield _incident_lines(self._rows)
 
 
 def incidents_view(rows: list[dict[str, Any]]) -> RenderableType:
