@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from deploy.devcluster.errors import PreconditionError
 from orchestrator.launch.slurm_text import SQUEUE_FORMAT, JobView, squeue_jobs
 
 PATIENCE_S = 60.0
+ROOT = Path(__file__).parents[2]
 PRIVATE = (Path("/tmp"), Path("/dev/shm"))  # each node has its own
 
 
@@ -38,14 +40,22 @@ MARKS = [
 ]
 
 
+def shares(*folders: Path) -> list[str]:
+    """Return the options by which nodes see these folders, this code and its interpreter."""
+    found: list[Path] = []
+    for folder in (ROOT, Path(sys.prefix), Path(sys.base_prefix), *folders):
+        place = folder.resolve()
+        is_private = any(place.is_relative_to(private) for private in PRIVATE)
+        if is_private and not any(place.is_relative_to(known) for known in found):
+            found.append(place)
+    return [word for place in found for word in ("--share", str(place))]
+
+
 @contextlib.contextmanager
 def cluster_of_three(letter: str, shared: Path) -> Iterator[Devcluster]:
     """Three nodes that see a folder of this machine; the letter tells apart tests at once."""
     options = ["--nodes", "3", "--gpus", "2", "--set", "SlurmdTimeout=4", "--set", "KillWait=3"]
-    folder = shared.resolve()
-    if any(folder.is_relative_to(private) for private in PRIVATE):
-        options += ["--share", str(folder)]
-    with Devcluster(f"{letter}{os.getpid()}", *options) as cluster:
+    with Devcluster(f"{letter}{os.getpid()}", *options, *shares(shared)) as cluster:
         yield cluster
 
 

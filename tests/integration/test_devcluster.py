@@ -12,36 +12,19 @@ import pytest
 
 from deploy.devcluster import features, packages
 from deploy.devcluster.client import Devcluster
-from deploy.devcluster.errors import PreconditionError
 from deploy.devcluster.plan import ROOT
 from deploy.devcluster.processes import is_alive, kill, pids
+from tests.integration.devclusters import MARKS, shares
 
 CHECKOUT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 NODES = ("node1", "node2", "node3")
-OPTIONS = ("--nodes", "3", "--gpus", "4", "--grace", "3", "--set", "SlurmdTimeout=6")
+OPTIONS = ("--nodes", "3", "--gpus", "4", "--grace", "3", "--set", "SlurmdTimeout=6", *shares())
 # Two names that no person uses and that two runs of the tests at once do not share.
 NAME, OTHER = (f"{letter}{os.getpid()}" for letter in "tu")
 
 
-def _unusable() -> str | None:
-    if os.geteuid() != 0:
-        return "not root"
-    missing = packages.missing(accounting=False)
-    if missing:
-        return f"packages are missing: apt-get install {' '.join(missing)}"
-    try:
-        features.lacking(features.probe())
-    except PreconditionError as error:
-        return str(error)
-    return None
-
-
-WHY_NOT = _unusable()
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(WHY_NOT is not None, reason=f"NO REAL SLURM IS TESTED: {WHY_NOT}"),
-]
+pytestmark = MARKS
 
 
 def eventually(what: str, ready: Callable[[], bool]) -> None:
