@@ -84,7 +84,8 @@ def progress_words(progress: dict[str, Any]) -> str:
     words = [f"step {progress['step']:,}"]
     if progress["loss"] is not None:
         words.append(f"loss {number(progress['loss'])}")
-    words.append(f"{seconds(progress['step_s'])} a step")
+    if progress["step_s"] is not None:
+        words.append(f"{seconds(progress['step_s'])} a step")
     if progress["tokens_per_s"] is not None:
         words.append(f"{rate(progress['tokens_per_s'])} tokens".replace("/s tokens", " tokens/s"))
     if progress["last_step_age_s"] is not None:

@@ -44,6 +44,11 @@ def test_status_of_a_run_that_just_began_can_be_shown() -> None:
     assert "none committed yet" in shown
 
 
+def test_progress_claims_nothing_that_was_not_measured() -> None:
+    measured = {"step": 7, "loss": None, "step_s": None, "tokens_per_s": None}
+    assert tables.progress_words({**measured, "last_step_age_s": None}) == "step 7"
+
+
 def test_the_report_names_goodput_and_where_the_time_went() -> None:
     body = reporting.as_json(reporting.build(whole_story().records, ()))
     shown = text(tables.report_view(body))
