@@ -2,12 +2,9 @@
 
 import asyncio
 import contextlib
-import errno
 import json
-import os
 import shutil
 import signal
-import socket
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -15,9 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Literal
 
-from checkpointing.errors import StoreError
-from checkpointing.store.base import ObjectStore, StoreConfig, open_store
-from orchestrator.config import RunConfig, freeze, is_reachable, load, thaw
+from checkpointing.store.base import ObjectStore
+from orchestrator.config import RunConfig, freeze, load, thaw
 from orchestrator.core.actions import Outcome
 from orchestrator.core.events import Record, RunRequested
 from orchestrator.core.state import State
@@ -31,15 +27,14 @@ from orchestrator.errors import (
 )
 from orchestrator.launch.launcher import Launcher
 from orchestrator.launch.local import LocalLauncher
+from orchestrator.preflight import preflight
 from orchestrator.supervisor.journal import FileJournal, Journal, read_records
 from orchestrator.supervisor.lease import Lease
 from orchestrator.supervisor.loop import Supervisor, Watcher
 from orchestrator.supervisor.sessions import read_or_make_token
 from orchestrator.views.history import History
 
-LEAST_FREE_BYTES = 64 * 1024 * 1024
 ASK_TIMEOUT_S = 5.0
-SLURM_PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,123 +223,6 @@ def _same_shape(config: RunConfig, run: RunRequested) -> None:
 def _has_records(run_dir: Path) -> bool:
     path = run_dir / "journal.jsonl"
     return path.exists() and path.stat().st_size > 0
-
-
-def preflight(config: RunConfig) -> ObjectStore | None:
-    """Check everything outside the TOML; return the opened store, None when there is none.
-
-    Raises:
-        PreconditionError: One line that names the key and the fix.
-    """
-    _check_command(config)
-    _check_folders(config)
-    _check_port(config)
-    _check_slurm(config)
-    checkpoint = config.checkpoint
-    if checkpoint.store is None:
-        return None
-    where = StoreConfig(
-        url=checkpoint.store, endpoint_url=checkpoint.endpoint_url, region=checkpoint.region
-    )
-    try:
-        store = open_store(where)
-        store.probe()
-    except StoreError as error:
-        raise PreconditionError(f"checkpoint.store: {error}") from error
-    return store
-
-
-def _check_command(config: RunConfig) -> None:
-    workdir, argv = config.job.workdir, config.argv
-    if not workdir.is_dir():
-        raise PreconditionError(f"job.workdir: no directory {workdir}; create or correct it")
-    # As execvp(3) does it in the working directory: a name with a slash is a path, others are not.
-    program = str(workdir / argv[0]) if "/" in argv[0] else argv[0]
-    path = config.job.env.get("PATH", os.environ.get("PATH"))
-    if shutil.which(program, path=path) is None:
-        where = f"in {workdir}" if "/" in argv[0] else "in PATH"
-        raise PreconditionError(f"job.command: no program {argv[0]!r} {where}; correct it")
-    script = _script_of(argv)
-    if script.endswith(".py") and not (workdir / script).is_file():
-        raise PreconditionError(
-            f"job.command: no script {script} in {workdir}; correct job.command or job.workdir"
-        )
-
-
-def _script_of(argv: tuple[str, ...]) -> str:
-    """Return the script that a Python interpreter is to run, "" for none and other programs."""
-    if not Path(argv[0]).name.startswith("python"):
-        return ""
-    words = iter(argv[1:])
-    for word in words:
-        if not word.startswith("-"):
-            return word
-        if word in ("-X", "-W"):
-            next(words, None)
-        elif "m" in word or "c" in word:  # a module, or the program itself
-            return ""
-    return ""
-
-
-def _check_slurm(config: RunConfig) -> None:
-    if config.nodes.launcher != "slurm":
-        return
-    if missing := [name for name in SLURM_PROGRAMS if shutil.which(name) is None]:
-        text = f"nodes.launcher: no {', '.join(missing)} in PATH; start where Slurm's commands are"
-        raise PreconditionError(text)
-    host = config.server.host
-    address = str(socket.getaddrinfo(host, None)[0][4][0])
-    if not is_reachable(address):
-        raise PreconditionError(
-            f"server.host: {host} is {address} here, which other nodes cannot reach; give the "
-            "address of this machine that Slurm's nodes can connect to"
-        )
-
-
-def _check_folders(config: RunConfig) -> None:
-    memory = config.nodes.memory_dir
-    if not (memory.is_dir() and os.access(memory, os.W_OK)):
-        raise PreconditionError(f"nodes.memory_dir: {memory} is no writable directory")
-    root = config.memory_root
-    if os.path.lexists(root) and (root.is_symlink() or root.stat().st_uid != os.getuid()):
-        raise PreconditionError(
-            f"nodes.memory_dir: {root} was put there by somebody else; choose another directory"
-        )
-    folder = config.run.dir
-    while not folder.exists():
-        folder = folder.parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise PreconditionError(
-            f"run.dir: {folder} is no writable directory; choose another run.dir"
-        )
-    for key, place in (("run.dir", folder), ("nodes.memory_dir", memory)):
-        free = shutil.disk_usage(place).free
-        if free < LEAST_FREE_BYTES:
-            raise PreconditionError(
-                f"{key}: only {free >> 20} MiB free at {place}, "
-                f"{LEAST_FREE_BYTES >> 20} needed; make room or choose another place"
-            )
-
-
-def _check_port(config: RunConfig) -> None:
-    host, port = config.server.host, config.server.port
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.create_server(address[:2], family=family):
-            return
-    except socket.gaierror as error:
-        raise PreconditionError(
-            f"server.host: no address {host}: {error.strerror}; give one of this machine"
-        ) from error
-    except OSError as error:
-        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
-        key = "server.host" if is_elsewhere else "server.port"
-        fix = (
-            "give one of this machine" if is_elsewhere else "choose another, or 0 for any free one"
-        )
-        raise PreconditionError(
-            f"{key}: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; {fix}"
-        ) from error
 
 
 def ask(run_dir: Path, what: Literal["stop", "snapshot"]) -> None:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast
 
-from orchestrator.app import compose, preflight, prepare, serve
+from orchestrator.app import compose, prepare, serve
 from orchestrator.config import freeze, load
 from orchestrator.core.events import DecisionMade, Record
+from orchestrator.preflight import preflight
 from orchestrator.supervisor.journal import FileJournal
 from orchestrator.supervisor.lease import Lease
 

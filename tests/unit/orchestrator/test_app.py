@@ -20,6 +20,7 @@ from orchestrator.errors import (
     NotFound,
     PreconditionError,
 )
+from orchestrator.preflight import preflight
 from orchestrator.supervisor.journal import FileJournal
 from orchestrator.supervisor.lease import Lease
 from tests.unit.orchestrator.desk import needs_ipv6, run_config
@@ -39,7 +40,7 @@ def executable(path: Path) -> Path:
 
 def refused(config: RunConfig) -> str:
     with pytest.raises(PreconditionError) as caught:
-        app.preflight(config)
+        preflight(config)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -47,9 +48,9 @@ def refused(config: RunConfig) -> str:
 
 def test_a_script_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    app.preflight(with_command(tmp_path, "python", "train.py"))
-    app.preflight(with_command(tmp_path, "python", "-u", "train.py"))
-    app.preflight(with_command(tmp_path, "python", str(tmp_path / "train.py")))
+    preflight(with_command(tmp_path, "python", "train.py"))
+    preflight(with_command(tmp_path, "python", "-u", "train.py"))
+    preflight(with_command(tmp_path, "python", str(tmp_path / "train.py")))
 
 
 @pytest.mark.parametrize(
@@ -74,19 +75,19 @@ def test_a_missing_script_is_named_with_its_directory(tmp_path: Path, words: lis
     ],
 )
 def test_what_is_no_script_is_not_looked_for(tmp_path: Path, words: list[str]) -> None:
-    app.preflight(with_command(tmp_path, "python", *words))
+    preflight(with_command(tmp_path, "python", *words))
 
 
 def test_an_argument_of_another_program_is_not_a_script(tmp_path: Path) -> None:
-    app.preflight(with_command(tmp_path, "true", "made.py"))
+    preflight(with_command(tmp_path, "true", "made.py"))
 
 
 def test_a_program_is_found_as_the_ranks_will_find_it(tmp_path: Path) -> None:
     tool = executable(tmp_path / "bin" / "tool")
-    app.preflight(with_command(tmp_path, str(tool)))
-    app.preflight(with_command(tmp_path, "./bin/tool"))
-    app.preflight(with_command(tmp_path, "bin/tool"))
-    app.preflight(with_command(tmp_path, "tool", env={"PATH": str(tool.parent)}))
+    preflight(with_command(tmp_path, str(tool)))
+    preflight(with_command(tmp_path, "./bin/tool"))
+    preflight(with_command(tmp_path, "bin/tool"))
+    preflight(with_command(tmp_path, "tool", env={"PATH": str(tool.parent)}))
 
 
 @pytest.mark.parametrize("word", ["tool", "./tool", "bin/plain", "/nonexistent", "bin"])
@@ -132,7 +133,7 @@ def test_memory_that_somebody_else_put_there_is_not_used(tmp_path: Path) -> None
     """Its name can be known before, and /dev/shm is everybody's."""
     config = run_config(tmp_path)
     config.memory_root.mkdir()
-    app.preflight(config)
+    preflight(config)
     os.chown(config.memory_root, 12_345, 12_345)
     line = refused(config)
     assert line.startswith("nodes.memory_dir: ")
@@ -170,7 +171,7 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path, host: str) -> No
 
 @needs_ipv6
 def test_a_port_may_be_one_of_ipv6(tmp_path: Path) -> None:
-    app.preflight(run_config(tmp_path, server={"host": "::1"}))
+    preflight(run_config(tmp_path, server={"host": "::1"}))
 
 
 @pytest.mark.parametrize("place", ["nowhere", "file"])
