@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,7 +21,7 @@ from orchestrator.errors import (
     NotFound,
     PreconditionError,
 )
-from orchestrator.preflight import preflight
+from orchestrator.preflight import SLURM_PROGRAMS, preflight
 from orchestrator.supervisor.journal import FileJournal
 from orchestrator.supervisor.lease import Lease
 from tests.unit.orchestrator.desk import needs_ipv6, run_config
@@ -146,7 +147,7 @@ def test_too_little_room_is_said_with_the_numbers(
     class Usage:
         free = 3 << 20
 
-    monkeypatch.setattr(app.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage)
     line = refused(run_config(tmp_path))
     assert line.startswith("run.dir: only 3 MiB free")
     assert "64 needed" in line
@@ -418,7 +419,7 @@ def test_a_machine_without_slurms_commands_is_told_so(
 def test_a_name_that_means_this_machine_only_here_is_no_address_for_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("true", *app.SLURM_PROGRAMS):
+    for name in ("true", *SLURM_PROGRAMS):
         executable(tmp_path / "bin" / name)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     line = refused(on_slurm(tmp_path, "localhost"))
