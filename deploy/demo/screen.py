@@ -163,7 +163,8 @@ def _show_interval(console: Console, run: Run) -> None:
         if isinstance(event, ev.DecisionMade) and isinstance(event.decision.action, SetInterval):
             change = event.decision.action
             moved = f"{change.previous_steps} -> {change.interval_steps} steps"
-            console.print(f"checkpoint interval {moved}: {event.decision.reason}")
+            why = event.decision.reason.removeprefix(moved).removeprefix(": ").strip()
+            console.print(f"checkpoint interval {moved}: {why}")
 
 
 def show_sums(console: Console, sums: dict[str, dict[str, str]]) -> bool:
