@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 NOTES = {RESTORE_FAILED_EXIT: "restore_failed", STAGE_REFUSED_EXIT: "stage_refused"}
 NOT_STARTED_EXIT = 127
+LEAVE_POLL_S = 0.05
 DRAIN_S = 1.0  # grandchildren may hold the pipe open long after the rank itself is gone
 
 
@@ -249,9 +250,27 @@ class Ranks:
                 stop_step=order.stop_step,
             )
             self._write_control()
-            watchers = [rank.watcher for rank in self._ranks.values() if rank.watcher]
-            await asyncio.wait(watchers, timeout=order.save_s)
+            await self._until_left(order)
         await self.stop_all(order.grace_s)
+
+    async def _until_left(self, order: StopNode) -> None:
+        """Wait until the ranks have left, or go on training behind the step where they saved.
+
+        A script that does not look at `should_stop` has saved all the same.
+        """
+        saved_at: dict[int, int] = {}
+        deadline = time.monotonic() + order.save_s
+        while (running := self.running) and time.monotonic() < deadline:
+            for rank in running:
+                reading = rank.slot.read()
+                if reading is None or reading.step < order.stop_step:
+                    break
+                if reading.step == saved_at.setdefault(rank.number, reading.step):
+                    break
+            else:
+                log.warning("the script saved, but does not look at should_stop; ending it")
+                return
+            await asyncio.sleep(LEAVE_POLL_S)
 
     async def close(self, grace_s: float) -> None:
         """End the ranks and the zygote."""
