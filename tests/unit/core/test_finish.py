@@ -87,3 +87,12 @@ def test_ranks_that_we_stopped_and_that_left_with_code_0_did_not_finish() -> Non
 def test_one_failed_rank_is_no_finish() -> None:
     story = Story(checkpoints=False).running(step=5).exits(0, 1, 2).exits(3, code=1)
     assert all(d.action != FINISHED for d in story.decides())
+
+
+def test_the_end_that_a_script_did_not_save_is_named() -> None:
+    story = Story().running(step=20).commits(20).steps(27).exits(0, 1, 2, 3)
+    reason = story.decides_one().reason
+    assert "step 20, is committed" in reason
+    assert "7 STEPS AFTER IT WERE NOT SAVED" in reason
+    unsaved = Story().running(step=20).exits(0, 1, 2, 3).decides_one().reason
+    assert "NOTHING WAS SAVED" in unsaved
