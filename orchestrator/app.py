@@ -27,7 +27,7 @@ from orchestrator.errors import (
 )
 from orchestrator.launch.launcher import Launcher
 from orchestrator.launch.local import LocalLauncher
-from orchestrator.preflight import preflight
+from orchestrator.preflight import preflight, timeouts_table
 from orchestrator.supervisor.journal import FileJournal, Journal, read_records
 from orchestrator.supervisor.lease import Lease
 from orchestrator.supervisor.loop import Supervisor, Watcher
@@ -65,7 +65,7 @@ def check(config_path: Path) -> Checked:
     text = f"{config.checkpoint.store}: reachable, writable, conditional puts work"
     return Checked(
         config=config,
-        timeouts=config.timeouts_table(),
+        timeouts=timeouts_table(config),
         store=text if store else "none: nothing is saved, every restart begins at step 0",
     )
 

@@ -142,7 +142,7 @@ class CheckpointSection(Section):
 
 
 class TimeoutsSection(Section):
-    """`[timeouts]`: few numbers; the rest is derived (see `timeouts_table`)."""
+    """`[timeouts]`: few numbers; the rest is derived (`everstep check` lists them)."""
 
     heartbeat_s: Seconds = 0.5
     agent_lost_s: Seconds = 15.0
@@ -305,23 +305,6 @@ class RunConfig(Section):
             prior_per_1000_node_days=self.checkpoint.prior_faults_per_1000_node_days,
         )
 
-    def timeouts_table(self) -> tuple[tuple[str, float, str], ...]:
-        """Return (name, seconds, meaning) of every timeout in force, shortest first."""
-        times = self.timeouts
-        rows = (
-            ("heartbeat_s", times.heartbeat_s, "an agent reports its ranks this often"),
-            ("agent_lost_s", times.agent_lost_s, "a silent agent counts as lost"),
-            ("kill_grace_s", times.kill_grace_s, "from SIGTERM to SIGKILL when ranks stop"),
-            ("start_s", times.start_s, "an agent must have started its ranks"),
-            ("stop_save_s", times.stop_save_s, "a planned stop lets the ranks save"),
-            ("launch_s", times.launch_s, "enough nodes must be there"),
-            ("final_upload_s", times.final_upload_s, "the last checkpoint must be in the store"),
-            ("step_s", times.step_s, "a step that takes longer is a hang"),
-            ("init_s", times.init_s, "import, rendezvous and restore may take this long"),
-            ("supervisor_lost_s", times.supervisor_lost_s, "an agent alone ends its ranks"),
-        )
-        return tuple(sorted(rows, key=lambda row: row[1]))
-
 
 def load(path: Path) -> RunConfig:
     """Read a run file; relative paths in it are relative to the file.
@@ -367,12 +350,17 @@ def _first_of(error: ValidationError) -> str:
     return f"{text} (and {more} more)" if more else text
 
 
+FIXES = {
+    "extra_forbidden": "unknown key; remove it or correct its spelling",
+    "missing": "missing; add it",
+    "tuple_type": 'write a list, as ["python", "train.py"]',
+}
+
+
 def _fix(error: Any) -> str:
     kind, given = error["type"], error.get("input")
-    if kind == "extra_forbidden":
-        return "unknown key; remove it or correct its spelling"
-    if kind == "missing":
-        return "missing; add it"
+    if kind in FIXES:
+        return FIXES[kind]
     if kind == "string_pattern_mismatch":
         return f"{given!r}: use lower-case letters, digits, '.', '_' or '-', at most 48"
     message = error["msg"].removeprefix("Value error, ")

@@ -130,3 +130,21 @@ def _check_port(config: RunConfig) -> None:
         raise PreconditionError(
             f"{key}: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; {fix}"
         ) from error
+
+
+def timeouts_table(config: RunConfig) -> tuple[tuple[str, float, str], ...]:
+    """Return (name, seconds, meaning) of every timeout in force, shortest first."""
+    times = config.timeouts
+    rows = (
+        ("heartbeat_s", times.heartbeat_s, "an agent reports its ranks this often"),
+        ("agent_lost_s", times.agent_lost_s, "a silent agent counts as lost"),
+        ("kill_grace_s", times.kill_grace_s, "from SIGTERM to SIGKILL when ranks stop"),
+        ("start_s", times.start_s, "an agent must have started its ranks"),
+        ("stop_save_s", times.stop_save_s, "a planned stop lets the ranks save"),
+        ("launch_s", times.launch_s, "enough nodes must be there"),
+        ("final_upload_s", times.final_upload_s, "the last checkpoint must be in the store"),
+        ("step_s", times.step_s, "a step that takes longer is a hang"),
+        ("init_s", times.init_s, "import, rendezvous and restore may take this long"),
+        ("supervisor_lost_s", times.supervisor_lost_s, "an agent alone ends its ranks"),
+    )
+    return tuple(sorted(rows, key=lambda row: row[1]))

@@ -21,7 +21,7 @@ from orchestrator.errors import (
     NotFound,
     PreconditionError,
 )
-from orchestrator.preflight import SLURM_PROGRAMS, preflight
+from orchestrator.preflight import SLURM_PROGRAMS, preflight, timeouts_table
 from orchestrator.supervisor.journal import FileJournal
 from orchestrator.supervisor.lease import Lease
 from tests.unit.orchestrator.desk import needs_ipv6, run_config
@@ -397,7 +397,7 @@ def test_checking_starts_nothing(tmp_path: Path) -> None:
     before = sorted(os.walk(tmp_path))
     checked = app.check(toml)
     assert "reachable" in checked.store
-    assert checked.timeouts == checked.config.timeouts_table()
+    assert checked.timeouts == timeouts_table(checked.config)
     assert sorted(os.walk(tmp_path)) == before, "not even a probe object"
 
 

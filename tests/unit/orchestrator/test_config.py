@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.config import RunConfig, freeze, load, parse, thaw
 from orchestrator.errors import ConfigError, NotFound
+from orchestrator.preflight import timeouts_table
 
 LEAST = '[run]\nname = "r"\n[job]\ncommand = ["true"]\n'
 SLURM = LEAST + '[nodes]\nlauncher = "slurm"\n'
@@ -32,7 +33,7 @@ MISTAKES = [
     (f'[run]\nname = "{"a" * 49}"\n[job]\ncommand = ["true"]', "run.name", "at most 48"),
     ("[run]\nname = 7\n[job]\ncommand = ['true']", "run.name", "string"),
     ('[run]\nname = "r"\n[job]\ncommand = []', "job.command", "at least 1"),
-    ('[run]\nname = "r"\n[job]\ncommand = "python train.py"', "job.command", "valid tuple"),
+    ('[run]\nname = "r"\n[job]\ncommand = "python train.py"', "job.command", "write a list"),
     ('[run]\nname = "r"\n[job]\ncommand = ["a", 1]', "job.command.1", "string"),
     (LEAST + "comand = []", "job.comand", "spelling"),
     (LEAST + "[job.env]\nA = 1", "job.env.A", "string"),
@@ -82,7 +83,7 @@ MISTAKES = [
     (ON_SLURM + "options = { exclusive = false }", "slurm.options.exclusive", "left out"),
     (ON_SLURM + "options = { mem = 1.5 }", "slurm.options.mem", "whole number"),
     (ON_SLURM + 'options = { mem = "1\\n2" }', "slurm.options.mem", "one line"),
-    (ON_SLURM + 'prologue = "module load x"', "slurm.prologue", "valid tuple"),
+    (ON_SLURM + 'prologue = "module load x"', "slurm.prologue", "write a list"),
 ]
 
 
@@ -187,7 +188,7 @@ def test_any_other_program_is_left_alone() -> None:
 
 def test_timeouts_are_listed_shortest_first_and_all_of_them() -> None:
     config = parse({"run": {"name": "r"}, "job": {"command": ["true"]}}, "x")
-    table = config.timeouts_table()
+    table = timeouts_table(config)
     assert all(a[1] <= b[1] for a, b in itertools.pairwise(table))
     assert {name for name, _, _ in table} == set(type(config.timeouts).model_fields)
     assert {name: value for name, value, _ in table} == config.timeouts.model_dump()
