@@ -39,7 +39,8 @@ SUBMIT_TRIES = 3
 SUBMIT_RETRY_S, SUBMIT_RETRY_LONGEST_S = 2.0, 15.0
 LOOK_EVERY_S = 10.0
 LOOK_SLOWEST_S = 60.0
-GOODBYE_S = 3.0
+LEAVING_S = 2.0
+GOODBYE_S = 10.0
 CANCEL_TIMEOUT_S = 15.0
 CANCEL_EVERY_S = 0.3
 
@@ -160,7 +161,7 @@ class SlurmLauncher:
         """
         self._last = None
         try:
-            if self._wait_until_gone(job, GOODBYE_S if self._is_left() else 0.0):
+            if self._wait_until_gone(job, GOODBYE_S if self._are_leaving() else 0.0):
                 return
             cancel_job(job)
             if not self._wait_until_gone(job, CANCEL_TIMEOUT_S):
@@ -170,10 +171,18 @@ class SlurmLauncher:
         finally:
             self._last = None
 
-    def _is_left(self) -> bool:
-        """Whether the job had agents and all of them have left."""
+    def _are_leaving(self) -> bool:
+        """Whether the job had agents and all of them have left, or do so within moments.
+
+        An agent ends its connection, on which the supervisor waits, a little before itself.
+        """
         nodes = self._run_dir / "nodes"
-        return nodes.is_dir() and not any(nodes.glob("*/agent.json"))
+        until = time.monotonic() + LEAVING_S
+        while nodes.is_dir() and any(nodes.glob("*/agent.json")):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(CANCEL_EVERY_S)
+        return nodes.is_dir()
 
     def _wait_until_gone(self, job: str, for_s: float) -> bool:
         until = time.monotonic() + for_s
