@@ -106,11 +106,7 @@ def become(rank: Rank) -> NoReturn:
     os.dup2(rank.output, 2)
     os.close(silence)
     os.close(rank.output)
-    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(signum) not in (signal.SIG_DFL, None):
-            signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as the interpreter sets it at start
+    _restore_signals()
     os.environ.clear()
     os.environ.update(rank.env)
     try:
@@ -122,6 +118,15 @@ def become(rank: Rank) -> NoReturn:
         sys.modules["numpy"].random.seed()  # else all ranks would share the zygote's state
     gc.unfreeze()
     run(rank.argv)
+
+
+def _restore_signals() -> None:
+    """Take back what a preloaded module installed; what is ignored stays so, as over an exec."""
+    for signum in signal.valid_signals() - {signal.SIGINT}:
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _adopted_by(agent: int) -> None:
