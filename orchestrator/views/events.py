@@ -8,7 +8,6 @@ from orchestrator.core import actions as act
 from orchestrator.core import events as ev
 from orchestrator.core.codec import encode
 from orchestrator.core.events import Event, Record
-from orchestrator.core.state import Clue
 from orchestrator.views import units
 
 
@@ -57,20 +56,6 @@ def is_over(records: Sequence[Record]) -> bool:
     """Whether the journal ends with the end of its run."""
     ended = records[-1].event if records else None
     return isinstance(ended, ev.ActionDone) and "/finish/" in ended.key
-
-
-def describe_clue(clue: Clue) -> str:
-    """Say what a piece of evidence shows."""
-    where = f"rank {clue.rank} on {clue.node}"
-    match clue.kind:
-        case "exit":
-            return f"{where} {units.exit_code(clue.code)}"
-        case "overdue":
-            return f"{where} is {units.seconds(clue.for_s)} overdue in phase {clue.phase}"
-        case "signature":
-            return f"{where} wrote {clue.signature}: {clue.text}"
-        case _:
-            return f"{clue.node} is gone ({clue.text})"
 
 
 def origin(restore: act.Restore | None) -> str:

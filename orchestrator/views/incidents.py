@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.core.state import Incident, State
-from orchestrator.views.goodput import Phases, phases, steps_lost
+from orchestrator.views.goodput import phases, steps_lost
 from orchestrator.views.units import NOT_MEASURED, seconds
 
 PHASES: tuple[tuple[str, str], ...] = (
@@ -69,14 +69,3 @@ def phase_cells(row: dict[str, Any]) -> list[str]:
 def lost_cell(row: dict[str, Any]) -> str:
     """Render the steps lost of a row."""
     return NOT_MEASURED if row["steps_lost"] is None else f"{row['steps_lost']:,}"
-
-
-def mean_phases(rows: list[dict[str, Any]]) -> Phases | None:
-    """Return the mean of each phase over the incidents that have it, None without incidents."""
-    if not rows:
-        return None
-    means: dict[str, float | None] = {}
-    for name, _ in PHASES:
-        values = [r["phases"][name] for r in rows if r["phases"][name] is not None]
-        means[name] = sum(values) / len(values) if values else None
-    return Phases(**means)
