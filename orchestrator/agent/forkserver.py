@@ -10,7 +10,6 @@ rank itself, and the rank outlives this process.
 """
 
 import atexit
-import ctypes
 import gc
 import importlib
 import json
@@ -24,8 +23,9 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
+from orchestrator.agent.lifeline import die_with_parent
+
 MAX_REQUEST_BYTES = 1 << 20
-PR_SET_PDEATHSIG = 1  # prctl(2)
 ADOPTION_S = 10.0
 NOT_STARTED_EXIT = 127
 
@@ -136,7 +136,7 @@ def _adopted_by(agent: int) -> None:
         if time.monotonic() > deadline:
             os._exit(1)
         time.sleep(0.0005)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != agent:  # it died between the two calls
         os._exit(1)
 
