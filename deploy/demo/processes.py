@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.config import RunConfig
-from orchestrator.launch.local import start_time
+from orchestrator.process_id import start_time
 
 GONE_S = 10.0
 

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Collection
 from pathlib import Path
 
+from orchestrator.process_id import start_time
+
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded before any fork: the child only calls it
@@ -37,7 +39,9 @@ class Orphans:
 
     def reap(self, awaited: Collection[int] = ()) -> None:
         """Look once; call it every few seconds. `awaited` are pids that somebody waits for."""
-        dead = frozenset(pid for pid in _children() if pid not in awaited and _is_zombie(pid))
+        dead = frozenset(
+            pid for pid in _children() if pid not in awaited and start_time(pid) is None
+        )
         for pid in dead & self._dead:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -51,11 +55,3 @@ def _children() -> list[int]:
         with contextlib.suppress(OSError):
             found += map(int, path.read_text("ascii").split())
     return found
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "Z"

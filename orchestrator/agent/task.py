@@ -17,7 +17,7 @@ import tenacity
 
 from orchestrator.agent.loop import Agent
 from orchestrator.config import RunConfig, thaw
-from orchestrator.launch.local import start_time
+from orchestrator.process_id import start_time
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.launch.local import start_time
 from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable
 from orchestrator.launch.slurm_submit import submit_once
+from orchestrator.process_id import start_time
 
 FOREVER_MIN = 60 * 24 * 365  # the run ends the allocation, not a clock
 UNAVAILABLE_EXIT = 75  # sysexits.h, EX_TEMPFAIL: ask again

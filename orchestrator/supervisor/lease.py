@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import AlreadyRunning, LeaseLost
-from orchestrator.launch.local import ProcessId, start_time
+from orchestrator.process_id import ProcessId, start_time
 
 LEASE_S = 10.0
 POLL_S = 0.2

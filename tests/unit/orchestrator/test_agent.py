@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.agent.loop import Agent
 from orchestrator.core.events import RankExited, RanksGone, RanksStarted, Staged
-from orchestrator.launch.local import start_time
+from orchestrator.process_id import start_time
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
     Control,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import AlreadyRunning, LeaseLost
-from orchestrator.launch.local import start_time
+from orchestrator.process_id import start_time
 from orchestrator.supervisor import lease as leases
 from orchestrator.supervisor.lease import Lease, current_holder
 

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.agent import uploads
 from orchestrator.agent.uploads import Uploads, report_of
 from orchestrator.core.events import ShardUploaded, UploadFailed
-from orchestrator.launch.local import start_time
+from orchestrator.process_id import start_time
 from tests.unit.orchestrator.desk import until
 
 UPLOADED = {

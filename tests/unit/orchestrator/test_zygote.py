@@ -16,7 +16,7 @@ import pytest
 from orchestrator.agent.lifeline import Orphans, become_subreaper
 from orchestrator.agent.process import RankProcess
 from orchestrator.agent.zygote import Zygote, can_fork
-from orchestrator.launch.local import start_time
+from orchestrator.process_id import start_time
 
 PATIENCE_S = 60.0
 SCRIPTS = {
