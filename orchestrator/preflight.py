@@ -8,7 +8,8 @@ from pathlib import Path
 
 from checkpointing.errors import StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
-from orchestrator.config import RunConfig, is_reachable
+from orchestrator.config import RunConfig
+from orchestrator.config_sections import is_reachable
 from orchestrator.errors import PreconditionError
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
@@ -145,6 +146,7 @@ def timeouts_table(config: RunConfig) -> tuple[tuple[str, float, str], ...]:
         ("final_upload_s", times.final_upload_s, "the last checkpoint must be in the store"),
         ("step_s", times.step_s, "a step that takes longer is a hang"),
         ("init_s", times.init_s, "import, rendezvous and restore may take this long"),
+        ("leave_s", times.leave_s, "an agent that Slurm sent SIGTERM has ended its ranks and left"),
         ("supervisor_lost_s", times.supervisor_lost_s, "an agent alone ends its ranks"),
     )
     return tuple(sorted(rows, key=lambda row: row[1]))

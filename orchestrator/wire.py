@@ -13,6 +13,7 @@ from typing import cast
 from orchestrator.core.actions import Restore
 from orchestrator.core.codec import CodecError, decode, encode
 from orchestrator.core.events import (
+    AgentWarned,
     RankExited,
     RanksGone,
     RanksStarted,
@@ -25,13 +26,23 @@ from orchestrator.core.events import (
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 FactEvent = (
-    RanksStarted | RanksGone | RankExited | SignatureSeen | Staged | ShardUploaded | UploadFailed
+    RanksStarted
+    | RanksGone
+    | RankExited
+    | SignatureSeen
+    | Staged
+    | ShardUploaded
+    | UploadFailed
+    | AgentWarned
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """An agent introduces itself. `attempt` is the one its ranks belong to, 0 for none."""
+    """An agent introduces itself.
+
+    `attempt` is the one its ranks belong to, 0 for none; `job` the allocation, "" when unknown.
+    """
 
     node: str
     incarnation: str
@@ -40,6 +51,7 @@ class Hello:
     metrics_url: str
     attempt: int
     staged: tuple[StagedShard, ...]
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,41 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Ask the launcher for one allocation of `nodes` nodes, spares included."""
+    """Ask the launcher for one allocation of `nodes` nodes, spares included, without `exclude`."""
 
     nodes: int
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unhold:
+    """Let an allocation try again that is held after a failed launch, without `exclude`."""
+
+    job: str
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBack:
+    """End an allocation that the run has no more use for."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteNode:
+    """Write an incident into the ledger of nodes that all runs share.
+
+    Attributes:
+        incident: Its number in this run.
+        excluded_s: For how long no run may use the node, 0 when it may.
+    """
+
+    node: str
+    incident: int
+    fault: str
+    cause: str
+    excluded_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +129,19 @@ class Finish:
     outcome: Outcome
 
 
-Action = Launch | StartRanks | StopRanks | Commit | SetInterval | Snapshot | Wait | Finish
+Action = (
+    Launch
+    | Unhold
+    | GiveBack
+    | NoteNode
+    | StartRanks
+    | StopRanks
+    | Commit
+    | SetInterval
+    | Snapshot
+    | Wait
+    | Finish
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,21 @@ different nodes are never compared.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from orchestrator.core.actions import Decision
 from orchestrator.core.policy import Policy
+
+
+class Ending(StrEnum):
+    """How an allocation ended, as far as its launcher can tell."""
+
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    FAILED = "failed"
+    COMPLETED = "completed"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +96,7 @@ class AgentJoined:
 
     Attributes:
         attempt: The attempt that its ranks belong to, 0 for none.
+        job: The allocation that the node belongs to, "" when that is not known.
     """
 
     node: str
@@ -92,6 +105,44 @@ class AgentJoined:
     metrics_url: str
     attempt: int = 0
     staged: tuple[StagedShard, ...] = ()
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentWarned:
+    """An agent was told by a signal that its allocation will end: `USR2` or `TERM`.
+
+    USR2 comes a while before the time limit. TERM comes with the end itself (time limit,
+    preemption, scancel): what is left is the launcher's grace.
+
+    Attributes:
+        left_s: Seconds until the agent ends its ranks and leaves by itself; inf when it does not.
+    """
+
+    node: str
+    signal: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeaving:
+    """The site wants a node back, and why; "" when it does not want it back any more."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRead:
+    """What the ledger of nodes says now; replaces what was known of it.
+
+    Attributes:
+        excluded: Nodes that no run may use, and why.
+        excluded_lately: Nodes that runs excluded by themselves inside the breaker's window.
+    """
+
+    excluded: dict[str, str]
+    excluded_lately: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +157,12 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObserved:
-    """The allocation changed: `state` is `queued`, `running`, `gone` or `unknown`."""
+    """An allocation changed: `state` is `queued`, `held`, `running` or `gone`."""
 
     job: str
     state: str
     why: str = ""
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +358,9 @@ Event = (
     | CatalogueUnknown
     | AgentJoined
     | AgentLost
+    | AgentWarned
+    | NodeLeaving
+    | LedgerRead
     | JobObserved
     | RanksStarted
     | RanksGone

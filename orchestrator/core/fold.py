@@ -246,7 +246,7 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
             return replace(
                 state, phase=RunPhase.FINISHING, outcome=outcome, outcome_reason=decision.reason
             )
-        case Commit():
+        case _:
             return state
 
 
@@ -285,6 +285,10 @@ def _fault_judged(state: State, record: Record, event: ev.FaultJudged) -> State:
     return attempts.judged(state, record, event)
 
 
+def _as_it_was(state: State, record: Record, event: ev.Event) -> State:
+    return state
+
+
 HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.RunRequested: _run_requested,
     ev.PolicySet: _policy_set,
@@ -294,6 +298,9 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.CatalogueUnknown: _catalogue_unknown,
     ev.AgentJoined: _agent_joined,
     ev.AgentLost: _agent_lost,
+    ev.AgentWarned: _as_it_was,
+    ev.NodeLeaving: _as_it_was,
+    ev.LedgerRead: _as_it_was,
     ev.JobObserved: _job_observed,
     ev.RanksStarted: attempts.ranks_started,
     ev.RanksGone: attempts.ranks_gone,

@@ -17,6 +17,12 @@ class Policy:
         budget_window_s: The sliding window of `budget`.
         same_root_limit: Incidents in a row with one root and no new step before the run stops.
         node_strikes: Incidents blamed on one node inside the window before it is excluded.
+        exclude_s: For how long a node is excluded that the run excluded by itself.
+        exclusion_limit: Nodes that runs may exclude by themselves inside `budget_window_s`;
+            beyond it a person must look, and no further node is excluded.
+        min_nodes: Fewest nodes that an attempt may have; fewer than the run's count means that
+            the run shrinks when no spare is left, and grows again when nodes come.
+        replace_nodes: Whether further allocations are asked for in place of nodes that are gone.
         tune_interval: Whether measured costs may move the checkpoint interval.
         max_lost_work_s: Most work, in seconds, that one fault may cost (RPO).
         max_overhead: Largest share of time that saving may take, 0..1.
@@ -32,6 +38,10 @@ class Policy:
     budget_window_s: float = 86_400.0
     same_root_limit: int = 3
     node_strikes: int = 2
+    exclude_s: float = 86_400.0
+    exclusion_limit: int = 5
+    min_nodes: int = 0
+    replace_nodes: bool = False
     tune_interval: bool = True
     max_lost_work_s: float = 1_800.0
     max_overhead: float = 0.02

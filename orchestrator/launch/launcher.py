@@ -1,11 +1,12 @@
 """The seam between the supervisor and whatever hands out nodes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from monitors.observations import Observation
+from orchestrator.core.events import Ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class AllocationSpec:
         name: Job name, for people.
         nodes: Nodes of the world plus spares.
         gpus_per_node: 0 for none.
+        exclude: Names of nodes that must not be given.
         run_dir: Where the agents find everything else.
         entry: `module:function` that each node calls with the run directory. A name, not an
             import: the launcher knows nothing of what it starts.
@@ -27,6 +29,7 @@ class AllocationSpec:
     nodes: int
     gpus_per_node: int
     run_dir: Path
+    exclude: tuple[str, ...] = ()
     entry: str = "orchestrator.agent.task:run_agent"
 
 
@@ -38,14 +41,21 @@ class Allocation:
         job: The launcher's id for it.
         running: Whether it exists: has nodes, or waits for them.
         nodes: `True` for a node whose agent runs, `False` for one whose agent is known to be
-            known to be gone. A node that is missing here is one the launcher cannot tell about.
+            gone. A node that is missing here is one the launcher cannot tell about.
         queued: Why it has no nodes yet, "" when it had some; who waits for them is not late.
+        held: It waits, and will go on waiting until `Launcher.unhold`.
+        leaving: Nodes of it that the site wants back, and why: drained, to be rebooted, reserved
+            for maintenance. They still work.
+        ending: How it ended, None while it lives; `Ending.UNKNOWN` while that cannot be told.
     """
 
     job: str
     running: bool
     nodes: Mapping[str, bool]
     queued: str = ""
+    held: bool = False
+    leaving: Mapping[str, str] = field(default_factory=dict)
+    ending: Ending | None = None
 
 
 class LaunchRefusedError(Exception):
@@ -66,8 +76,21 @@ class Launcher(Protocol):
         """
         ...
 
-    def observe(self, job: str) -> Observation[Allocation]:
-        """Say what is known of the allocation now; a failed look is Unknown, never gone."""
+    def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:
+        """Say what is known of the allocation now; a failed look is Unknown, never gone.
+
+        Args:
+            job: What `submit` returned.
+            fresh: An answer from a moment ago will not do.
+        """
+        ...
+
+    def unhold(self, job: str, exclude: Sequence[str]) -> None:
+        """Let an allocation that is held after a failed launch try again, on other nodes.
+
+        Raises:
+            LaunchRefusedError: It stays as it is.
+        """
         ...
 
     def cancel(self, job: str) -> None:

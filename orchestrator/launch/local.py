@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from monitors.observations import Observation, Ok, Unknown
@@ -71,7 +72,7 @@ class LocalLauncher:
         assert controller is not None, "the child writes it before it exits with 0"
         return str(controller.pid)
 
-    def observe(self, job: str) -> Observation[Allocation]:
+    def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:  # noqa: ARG002 - every look is
         """Look at the controller's and the agents' processes; see `Launcher.observe`."""
         at = time.time()
         try:
@@ -89,6 +90,10 @@ class LocalLauncher:
             source="local",
             at=at,
         )
+
+    def unhold(self, job: str, exclude: Sequence[str]) -> None:  # noqa: ARG002 - nothing to exclude
+        """Refuse: nothing is ever held here; see `Launcher.unhold`."""
+        raise LaunchRefusedError(f"allocation {job} is not held")
 
     def cancel(self, job: str) -> None:  # noqa: ARG002 - a run directory has one allocation
         """End the controller and whatever is left of the agents; see `Launcher.cancel`.

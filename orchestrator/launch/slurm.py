@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -110,11 +111,11 @@ class SlurmLauncher:
             raise (SlurmUnavailable if code == UNAVAILABLE_EXIT else SlurmRefused)(why.strip())
         return str(json.loads((folder / "job.json").read_text(encoding="utf-8"))["job"])
 
-    def observe(self, job: str) -> Observation[Allocation]:
+    def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:
         """Ask Slurm, or repeat its last answer while that is fresh; see `Launcher.observe`."""
         if self._last is not None:
             known, until, seen = self._last
-            if known == job and time.monotonic() < until:
+            if not fresh and known == job and time.monotonic() < until:
                 return seen
         seen = self._look(job)
         self._failures = self._failures + 1 if isinstance(seen, Unknown) else 0
@@ -152,6 +153,10 @@ class SlurmLauncher:
         states = node_states([node for node in manned if node in view.nodes])
         lost += [node for node, state in states.items() if is_gone(state)]
         return dict.fromkeys(lost, False)
+
+    def unhold(self, job: str, exclude: Sequence[str]) -> None:
+        """Let a held job try again; see `Launcher.unhold`."""
+        raise NotImplementedError
 
     def cancel(self, job: str) -> None:
         """Give the allocation back; see `Launcher.cancel`.

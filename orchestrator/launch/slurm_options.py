@@ -10,6 +10,7 @@ class SlurmOptions:
 
     Attributes:
         time_min: Time limit in minutes, 0 for the partition's default.
+        warn_s: Agents get SIGUSR2 this many seconds before the time limit.
         options: Further long options of sbatch, without dashes; True for one without a value.
         prologue: Shell lines that the batch script runs before it starts the agents.
         export: Names or patterns of variables that the agents get besides the usual ones.
@@ -22,6 +23,7 @@ class SlurmOptions:
     constraint: str = ""
     exclude: str = ""
     time_min: int = 0
+    warn_s: int = 120
     options: Mapping[str, str | int | bool] = field(default_factory=dict)
     prologue: tuple[str, ...] = ()
     export: tuple[str, ...] = ()

@@ -294,6 +294,7 @@ class Supervisor:
                 metrics_url=hello.metrics_url,
                 attempt=hello.attempt,
                 staged=hello.staged,
+                job=hello.job,
             )
         )
         incarnation, n = self.state.seen.get(hello.node, ("", 0))

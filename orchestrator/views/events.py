@@ -70,7 +70,18 @@ def describe_action(action: act.Action) -> str:
     """Say what is to be done."""
     match action:
         case act.Launch(nodes=nodes):
-            return f"ask for an allocation of {units.count(nodes, 'node')}"
+            text = f"ask for an allocation of {units.count(nodes, 'node')}"
+            return text + (f" without {', '.join(action.exclude)}" if action.exclude else "")
+        case act.Unhold(job=job):
+            text = f"let the held allocation {job} try again"
+            return text + (f" without {', '.join(action.exclude)}" if action.exclude else "")
+        case act.GiveBack(job=job):
+            return f"give allocation {job} back"
+        case act.NoteNode():
+            text = f"write incident {action.incident} into the ledger of {action.node}"
+            if not action.excluded_s:
+                return text
+            return f"{text} and exclude it for {units.seconds(action.excluded_s)}"
         case act.StartRanks():
             where = ", ".join(action.nodes)
             text = f"start attempt {action.attempt} on {where} {origin(action.restore)}"
@@ -166,7 +177,22 @@ def _done(e: ev.ActionDone) -> str:
 
 
 def _job(e: ev.JobObserved) -> str:
-    return f"allocation {e.job} is {e.state}" + (f": {e.why}" if e.why else "")
+    ending = f", {e.ending.replace('_', ' ')}" if e.ending else ""
+    return f"allocation {e.job} is {e.state}{ending}" + (f": {e.why}" if e.why else "")
+
+
+def _warned(e: ev.AgentWarned) -> str:
+    text = f"{e.node} was warned by SIG{e.signal} that its allocation ends"
+    return text + (f" in {units.seconds(e.left_s)}" if math.isfinite(e.left_s) else "")
+
+
+def _leaving(e: ev.NodeLeaving) -> str:
+    return f"{e.node} is wanted back: {e.why}" if e.why else f"{e.node} may stay after all"
+
+
+def _ledger(e: ev.LedgerRead) -> str:
+    named = "; ".join(f"{node} ({why})" for node, why in sorted(e.excluded.items()))
+    return f"the ledger of nodes excludes {named or 'no node'}"
 
 
 def _uploaded(e: ev.ShardUploaded) -> str:
@@ -192,6 +218,9 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.CatalogueUnknown: lambda e: f"the store gave no list of checkpoints: {e.why}",
     ev.AgentJoined: _joined,
     ev.AgentLost: lambda e: f"{e.node} is gone: {e.why}",
+    ev.AgentWarned: _warned,
+    ev.NodeLeaving: _leaving,
+    ev.LedgerRead: _ledger,
     ev.JobObserved: _job,
     ev.RanksStarted: lambda e: f"{e.node} started {units.ranks(e.ranks)} of attempt {e.attempt}",
     ev.RanksGone: lambda e: f"{e.node} has no rank of attempt {e.attempt} left",

@@ -1,6 +1,7 @@
 """A launcher without processes: nodes are names that live until a test ends them."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monitors.observations import Observation, Ok, Unknown
@@ -30,13 +31,16 @@ class FakeLauncher:
             self._nodes[job] = {f"node{n}": True for n in range(spec.nodes)}
         return self._jobs[spec.key]
 
-    def observe(self, job: str) -> Observation[Allocation]:
+    def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:
         at = time.time()
         if self.problem:
             return Unknown(why=self.problem, source="fake", at=at)
         nodes = dict(self._nodes.get(job, {}))
         value = Allocation(job=job, running=any(nodes.values()), nodes=nodes)
         return Ok(value=value, source="fake", at=at)
+
+    def unhold(self, job: str, exclude: Sequence[str]) -> None:
+        raise LaunchRefusedError(f"{job} is not held")
 
     def cancel(self, job: str) -> None:
         self._nodes.pop(job, None)

@@ -1,0 +1,257 @@
+"""The tables of a run's TOML, one model each: every key checked, values never change."""
+
+import ipaddress
+import itertools
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
+
+from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
+
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+
+
+class Section(BaseModel):
+    """A table of the TOML: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+OWN_VARIABLES = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
+)
+
+
+def _word(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("no process can be given a NUL character")
+    return value
+
+
+def _variable_name(value: str) -> str:
+    if not value or "=" in value:
+        raise ValueError("no name of a variable: write one without '='")
+    if value in OWN_VARIABLES or value.startswith("EVERSTEP_"):
+        raise ValueError("everstep gives each rank its own; remove it")
+    return _word(value)
+
+
+Word = Annotated[str, AfterValidator(_word)]
+VariableName = Annotated[str, AfterValidator(_variable_name)]
+
+
+def is_reachable(host: str) -> bool:
+    """Whether other machines may reach an address; True for names, which only a look-up tells."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host not in ("localhost", "")
+    return not (address.is_loopback or address.is_unspecified)
+
+
+class RunSection(Section):
+    """`[run]`: identity. The name is also the prefix of the checkpoints in the store."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,46}[a-z0-9])?$")]
+    dir: Path = Path("runs")
+
+
+# The last two are what the first step of torch's optimizers and of DDP imports late: 2 s.
+PRELOAD = ("numpy", "torch", "torch.distributed.optim", "torch._dynamo")
+
+
+class JobSection(Section):
+    """`[job]`: what runs on every rank. A first word `python` means everstep's interpreter.
+
+    `preload` names modules that each node imports once, before anything fails, so that a restart
+    forks its ranks instead of importing again; an empty list starts every rank as a new program.
+    """
+
+    command: Annotated[tuple[Word, ...], Field(min_length=1)]
+    workdir: Path = Path()
+    env: dict[VariableName, Word] = {}
+    preload: tuple[str, ...] = PRELOAD
+
+
+class NodesSection(Section):
+    """`[nodes]`: how many, and how they are got.
+
+    With fewer than `count` left and no spare the run shrinks down to `min_count` nodes, or waits
+    when that is `count`. `replace` asks for further nodes in place of those that are gone.
+    """
+
+    launcher: Literal["local", "slurm"] = "local"
+    count: Annotated[int, Field(ge=1, le=100_000)] = 1
+    spares: Annotated[int, Field(ge=0, le=10_000)] = 0
+    min_count: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    replace: bool = True
+    ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    memory_dir: Path = Path("/dev/shm")  # noqa: S108 - arenas must lie in memory
+
+    @model_validator(mode="after")
+    def _shrinks(self) -> Self:
+        if self.min_count is not None and self.min_count > self.count:
+            raise ValueError(
+                f"min_count ({self.min_count}) must not be more than count ({self.count})"
+            )
+        return self
+
+
+def _no_secret(value: str) -> str:
+    if "@" in urlsplit(value).netloc:
+        raise ValueError("holds credentials, and others see it; leave them to the environment")
+    return value
+
+
+def _store_url(value: str) -> str:
+    parts = urlsplit(_no_secret(value))
+    if parts.scheme == "s3" and parts.netloc:
+        return value
+    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
+        return value
+    raise ValueError("write s3://bucket/prefix or file:///absolute/folder")
+
+
+class CheckpointSection(Section):
+    """`[checkpoint]`: where to, how often at first, and the limits of the tuner."""
+
+    store: Annotated[str, AfterValidator(_store_url)] | None = None
+    endpoint_url: Annotated[str, AfterValidator(_no_secret)] | None = None
+    region: str | None = None
+    interval_steps: Annotated[int, Field(ge=1, le=10**12)] = 100
+    tune: bool = True
+    max_lost_work_s: Seconds = 1_800.0
+    max_overhead: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    prior_faults_per_1000_node_days: Annotated[float, Field(gt=0, le=1e9)] = 24.0
+
+
+class TimeoutsSection(Section):
+    """`[timeouts]`: few numbers; the rest is derived (`everstep check` lists them)."""
+
+    heartbeat_s: Seconds = 0.5
+    agent_lost_s: Seconds = 15.0
+    step_s: Seconds = 600.0
+    init_s: Seconds = 1_800.0
+    kill_grace_s: Seconds = 10.0
+    launch_s: Seconds = 300.0
+    start_s: Seconds = 60.0
+    stop_save_s: Seconds = 120.0
+    final_upload_s: Seconds = 600.0
+    supervisor_lost_s: Seconds = 86_400.0
+    leave_s: Seconds = 25.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        """Refuse an order in which a slower watch could never be the first to see."""
+        order = ("heartbeat_s", "agent_lost_s", "supervisor_lost_s")
+        pairs = (*itertools.pairwise(order), ("heartbeat_s", "step_s"), ("kill_grace_s", "leave_s"))
+        for low, high in pairs:
+            if getattr(self, low) >= getattr(self, high):
+                raise ValueError(
+                    f"{low} ({getattr(self, low):g}) must be less than "
+                    f"{high} ({getattr(self, high):g})"
+                )
+        return self
+
+
+class BudgetSection(Section):
+    """`[budget]`: unforgiven incidents per class in a sliding window before a person is asked.
+
+    A node with `node_strikes` incidents to its name in the window is excluded for `exclude_h`
+    hours, but of all runs together at most `exclusion_limit` nodes in a window.
+    """
+
+    process: Annotated[int, Field(ge=0)] = 10
+    node: Annotated[int, Field(ge=0)] = 10
+    storage: Annotated[int, Field(ge=0)] = 3
+    window_h: Annotated[float, Field(gt=0)] = 24.0
+    same_root_limit: Annotated[int, Field(ge=1)] = 3
+    node_strikes: Annotated[int, Field(ge=1)] = 2
+    exclude_h: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
+    exclusion_limit: Annotated[int, Field(ge=0)] = 5
+
+
+class ServerSection(Section):
+    """`[server]`: where agents and browsers find the supervisor; loopback unless told."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+
+
+def _sbatch_line(value: str) -> str:
+    if "\n" in value or "\r" in value:
+        raise ValueError("must be one line")
+    return _word(value)
+
+
+def _sbatch_option(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise ValueError("no long option of sbatch: write it without dashes in front")
+    if name in RESERVED:
+        raise ValueError(
+            "everstep sets this option itself, from a key of its own or to a fixed value"
+        )
+    return name
+
+
+def _sbatch_value(value: object) -> str | int | bool:
+    if value is False:
+        raise ValueError("an option that is not wanted is left out")
+    if not isinstance(value, str | int):
+        raise ValueError("must be true, a whole number or a text")
+    return _sbatch_line(value) if isinstance(value, str) else value
+
+
+SbatchValue = Annotated[str, AfterValidator(_sbatch_line)]
+OptionName = Annotated[str, AfterValidator(_sbatch_option)]
+# One validator and no union of types: that would turn an unwanted `false` into 0.
+OptionValue = Annotated[str | int | bool, PlainValidator(_sbatch_value)]
+
+
+class SlurmSection(Section):
+    """`[slurm]`: what sbatch is told besides the shape of the run; "" is the cluster's default.
+
+    With a time limit the agents are warned `warn_s` seconds before it: the run then saves and goes
+    on in a new allocation. `options` are further long options of sbatch, `prologue` shell lines
+    before the agents start, `export` names or patterns of variables that agents and ranks get of
+    the supervisor's.
+    """
+
+    partition: SbatchValue = ""
+    account: SbatchValue = ""
+    qos: SbatchValue = ""
+    reservation: SbatchValue = ""
+    constraint: SbatchValue = ""
+    exclude: SbatchValue = ""
+    time_min: Annotated[int, Field(ge=1)] | None = None
+    warn_s: Annotated[int, Field(ge=1, le=65_535)] = 120
+    options: dict[OptionName, OptionValue] = {}
+    prologue: tuple[Word, ...] = ()
+    export: tuple[VariableName, ...] = ()
+
+    def plain(self) -> SlurmOptions:
+        """Return it as the launcher wants it."""
+        return SlurmOptions(**{**self.model_dump(), "time_min": self.time_min or 0})
