@@ -6,6 +6,7 @@ EverstepError
 +-- AlreadyRunning       somebody else holds the lease                    (4)
 +-- NotFound             no such run, no supervisor to talk to            (5)
 +-- LeaseLost            deposed by a later supervisor: stop at once      (4)
++-- LedgerUnavailable    the ledger of nodes cannot be read or written    (3)
 +-- JournalCorrupt       a damaged line that is not the last one          (70)
 """
 
@@ -48,6 +49,12 @@ class LeaseLost(EverstepError):
     """A later supervisor took over; whoever sees this must write nothing more."""
 
     exit_code = ExitCode.ALREADY_RUNNING
+
+
+class LedgerUnavailable(EverstepError):
+    """The ledger of nodes cannot be read or written; what it says is unknown, not empty."""
+
+    exit_code = ExitCode.PRECONDITION
 
 
 class JournalCorrupt(EverstepError):
