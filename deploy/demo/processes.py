@@ -59,7 +59,7 @@ def end_run(config: RunConfig, supervisor: int | None) -> None:
         kill(supervisor)
     left: list[int] = []
     announced = [*(config.run_dir / "nodes").glob("*/agent.json")]
-    for path in (config.run_dir / "submitit" / "job.json", *announced):
+    for path in (*(config.run_dir / "submitit").glob("*/job.json"), *announced):
         with suppress(OSError, ValueError):
             process = json.loads(path.read_text(encoding="utf-8"))
             if start_time(process["pid"]) == process["started"]:

@@ -47,10 +47,13 @@ KEPT_OUTCOMES = 256
 
 
 class Agent:
-    """One node's agent, from its start to its shutdown."""
+    """One node's agent, from its start to its shutdown; `job` is its allocation's id."""
 
-    def __init__(self, config: RunConfig, node: str, node_dir: Path, address: str) -> None:
+    def __init__(
+        self, config: RunConfig, node: str, node_dir: Path, address: str, job: str = ""
+    ) -> None:
         self._config = config
+        self._job = job
         self._node = node
         self._node_dir = node_dir
         self._address = address
@@ -108,6 +111,7 @@ class Agent:
             metrics_url=self._exporter.url,
             attempt=self._ranks.attempt if self._ranks.running else 0,
             staged=self._read_staged(),
+            job=self._job,
         )
 
     async def _welcomed(self, welcome: Welcome) -> None:
@@ -237,7 +241,7 @@ class Agent:
 
     def _read_staged(self) -> tuple[StagedShard, ...]:
         shards = [
-            StagedShard(rank=slot.rank, step=slot.step, attempt=slot.attempt)
+            StagedShard(rank=slot.rank, step=slot.step, attempt=slot.attempt, world=slot.world)
             for path in self._node_dir.glob("arena-*")
             for slot in peek(path)
         ]

@@ -27,11 +27,15 @@ OLD_AGENT_S = 60.0
 ADDRESS_S = 60.0
 
 
-def run_agent(run_dir: str) -> None:
+def run_agent(run_dir: str, local_job: str = "") -> None:
     """Be the agent of this node until told to leave.
 
     submitit has pickled a reference to this function, nothing else: the run is read from the
     frozen configuration in the run directory.
+
+    Args:
+        run_dir: The run's own directory.
+        local_job: Id of the allocation when its nodes are tasks of this machine.
     """
     # submitit ignores SIGTERM in its tasks; an agent must obey it from here on. It outlives srun
     # and the batch host, and its last word to them.
@@ -40,9 +44,9 @@ def run_agent(run_dir: str) -> None:
     folder = Path(run_dir)
     job = _slurm_job()
     if job and not _is_wanted(folder, job):
-        sys.stderr.write(f"job {job} is not the run's allocation; leaving\n")
+        sys.stderr.write(f"job {job} is no allocation of the run; leaving\n")
         return
-    node = os.environ["SLURMD_NODENAME"] if job else f"node{os.environ['SUBMITIT_LOCAL_GLOBALID']}"
+    node = os.environ["SLURMD_NODENAME"] if job else _local_node(folder, local_job)
     own = folder / "nodes" / node
     own.mkdir(parents=True, exist_ok=True)
     _write_to(own / "agent.log")
@@ -50,10 +54,10 @@ def run_agent(run_dir: str) -> None:
         if not _take(lock.fileno(), OLD_AGENT_S if job else 0.0):
             log.warning("%s already has an agent; leaving", node)
             return
-        _announce(own)
+        _announce(own, job or local_job)
         config = thaw(folder / "run.json")
         address = _own_address(folder) if job else "127.0.0.1"
-        asyncio.run(_serve(config, node, own, address))
+        asyncio.run(_serve(config, node, own, address, job or local_job))
 
 
 def _slurm_job() -> str:
@@ -62,18 +66,24 @@ def _slurm_job() -> str:
     return os.environ["SLURM_JOB_ID"] if is_slurm else ""
 
 
+def _local_node(run_dir: Path, job: str) -> str:
+    """Return the name that the launcher gave to this task of an allocation on this machine."""
+    text = (run_dir / "submitit" / job / "nodes.json").read_text(encoding="utf-8")
+    return str(json.loads(text)[int(os.environ["SUBMITIT_LOCAL_GLOBALID"])])
+
+
 def _is_wanted(run_dir: Path, job: str) -> bool:
-    """Wait until the run's job is noted, and say whether it is this one.
+    """Wait until this job is noted as an allocation of the run; False when it is not in time.
 
     Whoever submitted may have died before it noted the job. The next supervisor then finds this
     job, or, when it cannot, makes another: two sets of agents must never be there.
     """
     deadline = time.monotonic() + NOTED_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads((run_dir / "submitit" / "job.json").read_text(encoding="utf-8"))
-            if str(noted["job"]) == job:
-                return True
+        for path in (run_dir / "submitit").glob("*/job.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                if str(json.loads(path.read_text(encoding="utf-8"))["job"]) == job:
+                    return True
         time.sleep(POLL_S)
     return False
 
@@ -114,9 +124,9 @@ def _ignore() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-async def _serve(config: RunConfig, node: str, own: Path, address: str) -> None:
+async def _serve(config: RunConfig, node: str, own: Path, address: str, job: str) -> None:
     node_dir = config.memory_root / node
-    agent = Agent(config, node, node_dir, address)
+    agent = Agent(config, node, node_dir, address, job)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.shut_down)
@@ -132,8 +142,8 @@ async def _serve(config: RunConfig, node: str, own: Path, address: str) -> None:
     (own / "agent.json").unlink(missing_ok=True)
 
 
-def _announce(own: Path) -> None:
-    value = {"pid": os.getpid(), "started": start_time(os.getpid())}
+def _announce(own: Path, job: str) -> None:
+    value = {"pid": os.getpid(), "started": start_time(os.getpid()), "job": job}
     temporary = own / ".agent.json.new"
     temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(own / "agent.json")

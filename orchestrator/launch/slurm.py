@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import tenacity
 
 from monitors.observations import Observation, Ok, Unknown
+from orchestrator.launch.folders import folder_of, note_of
 from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
 from orchestrator.launch.slurm_commands import (
     SlurmError,
@@ -30,6 +30,7 @@ from orchestrator.launch.slurm_commands import (
     node_states,
 )
 from orchestrator.launch.slurm_options import SlurmOptions
+from orchestrator.launch.slurm_submit import request_of
 from orchestrator.launch.slurm_text import JobFate, JobView, is_gone
 from orchestrator.launch.submit import UNAVAILABLE_EXIT
 
@@ -50,8 +51,8 @@ class SlurmLauncher:
     """Launcher for a Slurm cluster.
 
     Args:
-        run_dir: On a file system that all nodes see; the allocation's files lie in
-            `run_dir/submitit`.
+        run_dir: On a file system that all nodes see; the files of the allocations lie in folders
+            of `run_dir/submitit`.
         options: What the site wants of the allocation.
         look_every_s: Slurm is asked at most this often, and less often while it fails: all of a
             site's users share one controller.
@@ -88,18 +89,9 @@ class SlurmLauncher:
             raise LaunchRefusedError(f"Slurm does not answer: {error}") from error
 
     def _submit_once(self, spec: AllocationSpec) -> str:
-        folder = self._run_dir / "submitit"
+        request = request_of(spec, self._options)
+        folder = folder_of(spec)
         folder.mkdir(parents=True, exist_ok=True)
-        request = {
-            "cluster": "slurm",
-            "key": spec.key,
-            "name": spec.name,
-            "nodes": spec.nodes,
-            "gpus_per_node": spec.gpus_per_node,
-            "run_dir": str(self._run_dir),
-            "entry": spec.entry,
-            "slurm": {**asdict(self._options)},
-        }
         path = folder / "submit.log"
         with path.open("a+b") as file:
             began = file.tell()
@@ -109,7 +101,7 @@ class SlurmLauncher:
         if code != 0:
             why = next((line for line in reversed(lines) if line.strip()), f"see {path}")
             raise (SlurmUnavailable if code == UNAVAILABLE_EXIT else SlurmRefused)(why.strip())
-        return str(json.loads((folder / "job.json").read_text(encoding="utf-8"))["job"])
+        return str(note_of(folder)["job"])
 
     def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:
         """Ask Slurm, or repeat its last answer while that is fresh; see `Launcher.observe`."""
@@ -148,11 +140,20 @@ class SlurmLauncher:
         """
         if view.fate is not JobFate.RUNNING or not view.nodes:
             return {}
-        manned = sorted(path.name for path in (self._run_dir / "nodes").glob("*"))
+        manned = self._manned(view.job)
         lost = [node for node in manned if node not in view.nodes]
         states = node_states([node for node in manned if node in view.nodes])
         lost += [node for node, state in states.items() if is_gone(state)]
         return dict.fromkeys(lost, False)
+
+    def _manned(self, job: str) -> list[str]:
+        """Return the nodes with an agent of this job: those of others are no business of it."""
+        manned: list[str] = []
+        for path in sorted((self._run_dir / "nodes").glob("*/agent.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it leaves
+                if json.loads(path.read_text(encoding="utf-8"))["job"] == job:
+                    manned.append(path.parent.name)
+        return manned
 
     def unhold(self, job: str, exclude: Sequence[str]) -> None:
         """Let a held job try again; see `Launcher.unhold`."""

@@ -9,17 +9,54 @@ import os
 import pkgutil
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.launch.folders import folder_of
+from orchestrator.launch.launcher import AllocationSpec
 from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable, jobs_named
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_text import JobFate, complaint, is_no_answer
+
+if TYPE_CHECKING:
+    from orchestrator.launch.slurm_executor import Executor
 
 PICKLE = "agent.pkl"
 # The loss of a node ends nothing but what ran there, and no site's default binds the whole node's
 # ranks to the one core that their agent's task would get.
 SRUN_ARGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none")
+
+
+def request_of(spec: AllocationSpec, options: SlurmOptions) -> dict[str, Any]:
+    """Return all that the submitting child must know, as plain JSON. Pure."""
+    return {
+        "cluster": "slurm",
+        "folder": str(folder_of(spec)),
+        "key": spec.key,
+        "name": spec.name,
+        "nodes": spec.nodes,
+        "gpus_per_node": spec.gpus_per_node,
+        "exclude": spec.exclude,
+        "run_dir": str(spec.run_dir.absolute()),
+        "entry": spec.entry,
+        "slurm": asdict(options),
+    }
+
+
+def render(spec: AllocationSpec, options: SlurmOptions) -> str:
+    """Return the batch script, byte for byte, that submitting `spec` hands to sbatch.
+
+    Nothing is started, written or asked, and no Slurm needs to be here. The paths in it are those
+    of this machine: its Python, and the folder below `spec.run_dir`.
+
+    Args:
+        spec: As `Launcher.submit` gets it; the first one of a run has the key
+            `f"{name}/0/launch/1"`, excludes what the ledger does, and asks for world and spares.
+        options: `config.slurm.plain()`.
+    """
+    folder = folder_of(spec)
+    return _executor(folder, request_of(spec, options), options).script()
 
 
 def submit_once(folder: Path, request: dict[str, Any]) -> str:
@@ -64,7 +101,7 @@ def parameters(folder: Path, request: dict[str, Any], options: SlurmOptions) -> 
         "account": options.account,
         "qos": options.qos,
         "constraint": options.constraint,
-        "exclude": options.exclude,
+        "exclude": ",".join(filter(None, (options.exclude, *request["exclude"]))),
         "gpus_per_node": request["gpus_per_node"],
     }
     more = {"reservation": options.reservation} if options.reservation else {}
@@ -75,6 +112,7 @@ def parameters(folder: Path, request: dict[str, Any], options: SlurmOptions) -> 
         "nodes": request["nodes"],
         "ntasks_per_node": 1,
         "time": options.time_min or None,
+        "signal_delay_s": options.warn_s,
         "wckey": None,  # else submitit's own name, which sites with wckeys refuse
         "additional_parameters": {
             "no-kill": True,
@@ -91,17 +129,23 @@ def parameters(folder: Path, request: dict[str, Any], options: SlurmOptions) -> 
     }
 
 
+def _executor(folder: Path, request: dict[str, Any], options: SlurmOptions) -> "Executor":
+    from orchestrator.launch.slurm_executor import Executor
+
+    # -P: the folder that the job runs in must not hide modules.
+    executor = Executor(folder, python=f"{shlex.quote(sys.executable)} -P")
+    executor.update_parameters(**parameters(folder, request, options))
+    return executor
+
+
 def _submit(folder: Path, request: dict[str, Any], options: SlurmOptions) -> str:
     from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
-    from submitit.slurm.slurm import SlurmExecutor
 
     agent = pkgutil.resolve_name(request["entry"])
     temporary = folder / f".{PICKLE}.{os.getpid()}"
     DelayedSubmission(agent, request["run_dir"]).dump(temporary)
     temporary.replace(folder / PICKLE)
-    # -P: the folder that the job runs in must not hide modules.
-    executor = SlurmExecutor(folder, python=f"{shlex.quote(sys.executable)} -P")
-    executor.update_parameters(**parameters(folder, request, options))
+    executor = _executor(folder, request, options)
     try:
         return str(executor.submit(agent, request["run_dir"]).job_id)
     except FailedSubmissionError as error:  # sbatch is content, but named no job

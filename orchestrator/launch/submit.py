@@ -1,7 +1,7 @@
-"""Submits an allocation through submitit and notes its job id; run as a short-lived child.
+"""Submits an allocation through submitit and notes how it is found; run as a short-lived child.
 
-Two calls for one run never make two allocations: a lock lets one at a time look for `job.json`,
-and an agent that finds its node's lock taken, or Slurm's job not the noted one, leaves again.
+Two calls with one key never make two allocations: a lock lets one at a time look for `job.json`,
+and an agent that finds its node's lock taken, or Slurm's job not noted, leaves again.
 """
 
 import fcntl
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from orchestrator.launch.folders import note_of, write_note
 from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable
 from orchestrator.launch.slurm_submit import submit_once
 from orchestrator.process_id import start_time
@@ -25,22 +26,17 @@ def main() -> None:
     Why Slurm said no, or nothing, is the last line on stderr.
     """
     request = json.loads(sys.argv[1])
-    folder = Path(request["run_dir"]) / "submitit"
+    folder = Path(request["folder"])
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = folder / "job.json"
-        if known.exists():
-            job = json.loads(known.read_text(encoding="utf-8"))
-            if job["key"] == request["key"]:
-                return
+        if note_of(folder).get("key") == request["key"]:
+            return
         try:
             value = _submit(folder, request)
         except (SlurmUnavailable, SlurmRefused) as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(UNAVAILABLE_EXIT if isinstance(error, SlurmUnavailable) else 1)
-        temporary = folder / ".job.json.new"
-        temporary.write_text(json.dumps({**value, "key": request["key"]}), encoding="utf-8")
-        temporary.replace(known)
+        write_note(folder, {**value, "key": request["key"]})
 
 
 def _submit(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +44,7 @@ def _submit(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     if request["cluster"] == "slurm":
         return {"job": submit_once(folder, request)}
     pid = int(submit_here(folder, request))
-    return {"pid": pid, "started": start_time(pid) or 0}
+    return {"job": folder.name, "pid": pid, "started": start_time(pid) or 0}
 
 
 def submit_here(folder: Path, request: dict[str, Any]) -> str:
@@ -63,8 +59,8 @@ def submit_here(folder: Path, request: dict[str, Any]) -> str:
         gpus_per_node=request["gpus_per_node"],
         timeout_min=FOREVER_MIN,
     )
-    job = executor.submit(pkgutil.resolve_name(request["entry"]), request["run_dir"])
-    return str(job.job_id)
+    agent = pkgutil.resolve_name(request["entry"])
+    return str(executor.submit(agent, request["run_dir"], folder.name).job_id)
 
 
 if __name__ == "__main__":

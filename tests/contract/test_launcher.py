@@ -54,7 +54,7 @@ class FakeBench:
         self.allocations = self.launcher.allocations
 
     def all_there(self, allocation: Allocation) -> bool:
-        return allocation.running and allocation.nodes == dict.fromkeys(self.nodes, True)
+        return allocation.running and [*allocation.nodes.values()] == [True, True]
 
 
 class LocalBench:
@@ -83,7 +83,7 @@ class LocalBench:
         os.kill(self.pid(node), signal.SIGKILL)
 
     def allocations(self) -> int:
-        return len(list((self.run_dir / "submitit").glob("*_submitted.pkl")))
+        return len(list((self.run_dir / "submitit").glob("*/*_submitted.pkl")))
 
 
 class SlurmBench:
@@ -116,7 +116,7 @@ class SlurmBench:
 
     def allocations(self) -> int:
         jobs = jobs_of(self.cluster, "everstep-launched")
-        return sum(job.workdir == str(self.run_dir / "submitit") for job in jobs)
+        return sum(Path(job.workdir).parent == self.run_dir / "submitit" for job in jobs)
 
     def all_there(self, allocation: Allocation) -> bool:
         announced = list(self.run_dir.glob("nodes/*/agent.json"))
@@ -145,7 +145,7 @@ def slurm(
 def local(tmp_path: Path) -> Iterator[LocalBench]:
     bench = LocalBench(tmp_path)
     yield bench
-    bench.launcher.cancel("any")
+    bench.launcher.cancel("")
     assert not traces(bench.config)
 
 
@@ -239,18 +239,17 @@ def test_a_submitter_that_died_before_it_noted_the_job_makes_no_second_agent(
     first = local.launcher.submit(spec(local))
     seen(local, first, local.all_there)
     before = {node: local.pid(node) for node in ("node0", "node1")}
-    (local.run_dir / "submitit" / "job.json").unlink()
-    second = local.launcher.submit(spec(local))
-    assert second != first
+    (local.run_dir / "submitit" / first / "job.json").unlink()
+    assert local.launcher.submit(spec(local)) == first
     log = local.run_dir / "nodes" / "node1" / "agent.log"
     deadline = time.monotonic() + PATIENCE_S
     while "already has an agent" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert {node: local.pid(node) for node in ("node0", "node1")} == before
-    assert seen(local, second, local.all_there)
-    local.launcher.cancel(second)
-    seen(local, second, lambda allocation: not allocation.running)
+    assert seen(local, first, local.all_there)
+    local.launcher.cancel(first)
+    seen(local, first, lambda allocation: not allocation.running)
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def problems_of(config: RunConfig) -> Iterator[str]:
     wanted = sorted([word, "1", str(rank)] for word in ("start", "end") for rank in range(NODES))
     if notes != wanted:
         yield f"not one start and one end per rank: {notes}"
-    submitted = sorted(path.name for path in (config.run_dir / "submitit").glob("*_submitted.pkl"))
+    submitted = sorted(path.name for path in (config.run_dir / "submitit").rglob("*_submitted.pkl"))
     if len(submitted) != 1:
         yield f"not one allocation: {submitted}"
     if left := traces(config):

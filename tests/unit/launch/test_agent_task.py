@@ -10,20 +10,34 @@ import pytest
 from orchestrator.agent import task
 
 
-def note(folder: Path, job: str) -> None:
-    (folder / "submitit").mkdir(exist_ok=True)
-    (folder / "submitit" / "job.json").write_text(json.dumps({"job": job, "key": "k"}))
+def note(run_dir: Path, job: str) -> None:
+    folder = run_dir / "submitit" / f"r-{job}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.json").write_text(json.dumps({"job": job, "key": f"r/{job}"}))
 
 
-def test_only_the_job_that_was_noted_is_wanted(
+def test_every_job_that_was_noted_is_wanted_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task, "NOTED_S", 0.3)
     assert not task._is_wanted(tmp_path, "7")
     note(tmp_path, "8")
     assert not task._is_wanted(tmp_path, "7")
+    (tmp_path / "submitit" / "r-8" / "job.json").write_text("{")
+    (tmp_path / "submitit" / "r-6").mkdir()
     note(tmp_path, "7")
+    note(tmp_path, "9")
     assert task._is_wanted(tmp_path, "7")
+    assert task._is_wanted(tmp_path, "9")
+
+
+def test_a_task_of_this_machine_has_the_name_that_its_allocation_gave_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "submitit" / "r-2").mkdir(parents=True)
+    (tmp_path / "submitit" / "r-2" / "nodes.json").write_text('["node3", "node5"]')
+    monkeypatch.setenv("SUBMITIT_LOCAL_GLOBALID", "1")
+    assert task._local_node(tmp_path, "r-2") == "node5"
 
 
 def test_a_job_that_is_not_wanted_leaves_no_trace(

@@ -1,6 +1,8 @@
 """The Slurm launcher without Slurm: what is asked for, passed on, and made of the answers."""
 
+import dataclasses
 import itertools
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from monitors.observations import Ok, Unknown
 from orchestrator.launch import slurm, slurm_commands, slurm_submit
+from orchestrator.launch.launcher import AllocationSpec
 from orchestrator.launch.slurm import SlurmLauncher
 from orchestrator.launch.slurm_commands import (
     SlurmRefused,
@@ -20,8 +23,10 @@ from orchestrator.launch.slurm_commands import (
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_text import JobView, SlurmJobState
 
-FOLDER = Path("/shared/run dir/submitit")
-REQUEST: dict[str, Any] = {"key": "r/0/launch/1", "name": "r", "nodes": 3, "gpus_per_node": 8}
+RUN_DIR = Path("/shared/run dir")
+FOLDER = RUN_DIR / "submitit" / "r-0-launch-1"
+SPEC = AllocationSpec(key="r/0/launch/1", name="r", nodes=3, gpus_per_node=8, run_dir=RUN_DIR)
+REQUEST = slurm_submit.request_of(SPEC, SlurmOptions())
 
 
 def view(state: SlurmJobState = SlurmJobState.RUNNING, **changes: Any) -> JobView:
@@ -37,15 +42,15 @@ def view(state: SlurmJobState = SlurmJobState.RUNNING, **changes: Any) -> JobVie
     return JobView(**{**values, **changes})
 
 
-def script(options: SlurmOptions) -> list[str]:
+def script(options: SlurmOptions, spec: AllocationSpec = SPEC) -> list[str]:
     """The batch script as submitit renders it."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    parameters = slurm_submit.parameters(FOLDER, REQUEST, options)
-    return str(_make_sbatch_string(command="true", folder=FOLDER, **parameters)).splitlines()
+    return slurm_submit.render(spec, options).splitlines()
 
 
-def test_an_allocation_outlives_its_nodes_and_is_found_again() -> None:
+def test_an_allocation_outlives_its_nodes_and_is_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # also where no srun is
     lines = script(SlurmOptions())
     for line in (
         "--nodes=3",
@@ -91,6 +96,23 @@ def test_what_the_site_wants_is_passed_on_and_quoted() -> None:
         assert f"#SBATCH {line}" in lines
     assert lines.index("module load cuda") + 1 == lines.index("export A=1")
     assert lines.index("export A=1") < next(n for n, s in enumerate(lines) if s[:5] == "srun ")
+
+
+def test_nodes_that_must_not_be_given_join_those_that_the_site_excludes() -> None:
+    spec = dataclasses.replace(SPEC, exclude=("n7", "n9"))
+    assert "#SBATCH --exclude=n7,n9" in script(SlurmOptions(), spec)
+    assert "#SBATCH --exclude='n[1-3],n7,n9'" in script(SlurmOptions(exclude="n[1-3]"), spec)
+
+
+def test_agents_are_warned_as_long_before_the_time_limit_as_was_asked_for() -> None:
+    assert "#SBATCH --signal=USR2@45" in script(SlurmOptions(time_min=10, warn_s=45))
+
+
+def test_what_is_rendered_has_all_that_is_run() -> None:
+    lines = script(SlurmOptions(export=("NCCL_*",)))
+    assert lines[0] == "#!/bin/bash"
+    assert lines[-2].endswith(f" -P -u -m submitit.core._submit '{FOLDER}'")
+    assert not FOLDER.exists()
 
 
 def test_only_a_living_job_of_this_very_run_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +208,9 @@ def test_an_unknown_job_is_none_and_no_answer_is_not(answers: Any) -> None:
 @pytest.fixture
 def launcher(tmp_path: Path) -> SlurmLauncher:
     for node in ("n1", "n2", "n3"):
-        (tmp_path / "nodes" / node).mkdir(parents=True)
+        folder = tmp_path / "nodes" / node
+        folder.mkdir(parents=True)
+        (folder / "agent.json").write_text(json.dumps({"pid": 1, "started": 1, "job": "7"}))
     return SlurmLauncher(tmp_path, SlurmOptions())
 
 
@@ -205,6 +229,17 @@ def test_a_node_that_left_the_job_or_is_down_is_lost_and_no_other(
     assert isinstance(seen, Ok)
     assert seen.value.nodes == {"n2": False, "n3": False}
     assert seen.value.running
+
+
+def test_the_nodes_of_another_allocation_are_never_lost_with_this_one(
+    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(monkeypatch, view(job="8", nodes=("n4",)), n1="DOWN")
+    (tmp_path / "nodes" / "n4").mkdir()
+    (tmp_path / "nodes" / "n4" / "agent.json").write_text('{"pid": 1, "started": 1, "job": "8"}')
+    seen = launcher.observe("8")
+    assert isinstance(seen, Ok)
+    assert seen.value.nodes == {}
 
 
 @pytest.mark.parametrize(
