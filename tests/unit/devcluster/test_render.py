@@ -56,8 +56,8 @@ def test_a_setting_replaces_ours_however_it_is_spelt(written: str) -> None:
 
 
 def test_an_unknown_setting_is_added() -> None:
-    plan = Plan(spec=Spec(settings=("PreemptParameters=send_user_signal",)), index=0)
-    assert _keys(render.slurm_conf(plan))["PreemptParameters"] == "send_user_signal"
+    plan = Plan(spec=Spec(settings=("RebootProgram=/sbin/reboot",)), index=0)
+    assert _keys(render.slurm_conf(plan))["RebootProgram"] == "/sbin/reboot"
 
 
 def test_accounting_is_there_only_when_asked_for() -> None:
