@@ -111,7 +111,7 @@ def test_agents_are_warned_as_long_before_the_time_limit_as_was_asked_for() -> N
 def test_what_is_rendered_has_all_that_is_run() -> None:
     lines = script(SlurmOptions(export=("NCCL_*",)))
     assert lines[0] == "#!/bin/bash"
-    assert lines[-2].endswith(f" -P -u -m submitit.core._submit '{FOLDER}'")
+    assert lines[-1].endswith(f" -P -u -m submitit.core._submit '{FOLDER}'")
     assert not FOLDER.exists()
 
 
