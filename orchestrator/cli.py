@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from orchestrator.cli_nodes import nodes_app
 from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
 from orchestrator.exit_codes import MEANING, ExitCode
 
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(nodes_app, name="nodes")
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's name, its directory or its run.toml.")

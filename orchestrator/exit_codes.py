@@ -24,7 +24,7 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.USAGE: "wrong command line or wrong key in the TOML; nothing was started",
     ExitCode.PRECONDITION: "store, port, disk or script not usable; nothing was started",
     ExitCode.ALREADY_RUNNING: "another supervisor holds this run",
-    ExitCode.NOT_FOUND: "no such run, or its supervisor is not there",
+    ExitCode.NOT_FOUND: "no such run or node, or no supervisor is there",
     ExitCode.STOPPED: "stopped by the operator; the run can go on later",
     ExitCode.DIFFERENT: "`replay` came to another decision than the journal",
     ExitCode.INTERNAL: "a bug in everstep; the journal is intact",

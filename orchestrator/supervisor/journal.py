@@ -1,7 +1,7 @@
 """The journal: an append-only file of JSON lines, one CRC per line, one fsync per batch.
 
-A line is the record's JSON object with its own CRC-32 as the last member:
-`{"is":"Record","seq":7,...,"crc":"1f2e3d4c"}`. Readers and the writer agree on three rules:
+A line is the record's JSON object, sealed (`orchestrator.sealed_line`). Readers and the writer
+agree on three rules:
 
 - A torn last line (a crash inside `write`) is dropped, and cut off when a writer opens the file.
 - A damaged line before the last is never repaired: JournalCorrupt names it.
@@ -11,9 +11,7 @@ A line is the record's JSON object with its own CRC-32 as the last member:
 """
 
 import contextlib
-import json
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -23,9 +21,7 @@ from orchestrator.core.events import Record
 from orchestrator.core.fold import fold
 from orchestrator.core.state import State
 from orchestrator.errors import JournalCorrupt, NotFound
-
-MARK = b',"crc":"'
-TAIL = b'"}'
+from orchestrator.sealed_line import MARK, seal, unseal
 
 
 class Journal(Protocol):
@@ -84,9 +80,7 @@ class FileJournal:
 
 def render(record: Record) -> bytes:
     """Return the record as one line with its CRC."""
-    text = json.dumps(encode(record), separators=(",", ":"), allow_nan=False)
-    body = text.encode()[:-1]
-    return body + MARK + b"%08x" % zlib.crc32(body) + TAIL + b"\n"
+    return seal(encode(record))
 
 
 def parse(line: bytes) -> Record:
@@ -96,12 +90,7 @@ def parse(line: bytes) -> Record:
         ValueError: The line is damaged.
         CodecError: The line is whole, but no record of this version.
     """
-    body, mark, rest = line.rstrip(b"\n").rpartition(MARK)
-    if not mark or not rest.endswith(TAIL) or len(rest) != 8 + len(TAIL):
-        raise ValueError("no CRC at its end")
-    if b"%08x" % zlib.crc32(body) != rest[:8]:
-        raise ValueError("its CRC does not match")
-    return decode_record(json.loads(body + b"}"))
+    return decode_record(unseal(line))
 
 
 def read_records(path: Path) -> tuple[Record, ...]:

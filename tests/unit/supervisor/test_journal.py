@@ -14,7 +14,8 @@ from orchestrator.core import events as ev
 from orchestrator.core.codec import CodecError
 from orchestrator.core.events import Record
 from orchestrator.errors import JournalCorrupt, NotFound
-from orchestrator.supervisor.journal import MARK, FileJournal, parse, read_records, render, state_of
+from orchestrator.sealed_line import MARK
+from orchestrator.supervisor.journal import FileJournal, parse, read_records, render, state_of
 from tests.unit.core.story import Story
 
 
