@@ -1,0 +1,289 @@
+"""One story: a run on a real Slurm, something that happens to it, and what must hold afterwards."""
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from checkpointing.content import content_sha256
+from checkpointing.store.base import StoreConfig, open_store
+from deploy.demo.processes import kill
+from deploy.demo.run import DemoError, Run
+from deploy.devcluster.client import Devcluster
+from orchestrator.core import events as ev
+from orchestrator.core.actions import Outcome, StartRanks
+from orchestrator.core.events import Event, Record
+from orchestrator.core.state import Incident, State
+from orchestrator.views.replay import replay
+from tests.chaos.nodes import Process, memory, power, processes
+from tests.integration.devclusters import eventually, jobs_of
+from tests.integration.traces import traces
+
+DATA = Path(__file__).parents[1] / "data"
+STEPS = 1500  # never reached at the pace of a story; at full speed a matter of seconds
+STEP_S = 0.05
+INTERVAL = 20
+RANKS = 2
+PATIENCE_S = 60.0
+POLL_S = 0.02
+
+TOML = """\
+[run]
+name = "{name}"
+
+[job]
+command = ["python", "{script}", "{steps}", "{step_s}", "{gate}"]
+workdir = "{folder}"
+preload = ["numpy"]
+
+[nodes]
+launcher = "slurm"
+count = {count}
+spares = {spares}
+ranks_per_node = {ranks}
+{nodes}
+
+[checkpoint]
+store = "file://{store}"
+interval_steps = {interval}
+tune = false
+
+[server]
+host = "{host}"
+
+[slurm]
+partition = "batch"
+options = {{ cpus-per-task = 2 }}
+{slurm}
+
+[timeouts]
+heartbeat_s = 0.2
+agent_lost_s = 4.0
+step_s = 30.0
+init_s = 60.0
+kill_grace_s = 1.0
+launch_s = 60.0
+start_s = 30.0
+{timeouts}
+
+[budget]
+{budget}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a story wants otherwise than the others; texts are lines of the TOML's tables."""
+
+    count: int = 2
+    spares: int = 1
+    nodes: str = "replace = false"
+    slurm: str = ""
+    timeouts: str = ""
+    budget: str = ""
+    host: str = ""
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+class Story(Run):
+    """A run of `adding_job.py` on two nodes with a spare, in a folder that all nodes see."""
+
+    def __init__(self, cluster: Devcluster, folder: Path, name: str, setting: Setting) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.cluster, self.setting, self.folder = cluster, setting, folder
+        self.gate, self.store = folder / "gate", folder / "store"
+        self.store.mkdir(exist_ok=True)
+        self.inits = power(cluster)
+        self.began = time.monotonic()
+        self._env_of_cluster = dict(cluster.env())
+        toml = folder / f"{name}.toml"
+        self.write(toml, name, setting.host or self._env_of_cluster["DEVCLUSTER_ADDRESS"])
+        super().__init__(toml, self._env_of_cluster, lambda _: None)
+
+    def write(self, toml: Path, name: str, host: str) -> None:
+        """Write the run file for a supervisor at an address."""
+        setting = self.setting
+        text = TOML.format(
+            name=name,
+            script=DATA / "adding_job.py",
+            steps=STEPS,
+            step_s=STEP_S,
+            gate=self.gate,
+            folder=self.folder,
+            count=setting.count,
+            spares=setting.spares,
+            ranks=RANKS,
+            nodes=setting.nodes,
+            store=self.store,
+            interval=INTERVAL,
+            host=host,
+            slurm=setting.slurm,
+            timeouts=setting.timeouts,
+            budget=setting.budget,
+        )
+        toml.write_text(text, encoding="utf-8")
+
+    # --- what a story does -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start, and go on until there is something to fall back to and something to lose."""
+        self.start()
+        self.wait("a checkpoint", lambda state: bool(state.commits) and is_stepping(state))
+
+    def start_on(self, node: str) -> None:
+        """Start the supervisor on a node instead of on this machine."""
+        address = str(self.cluster.nodes()[node]["address"])
+        toml = self.folder / f"{self.name}-{node}.toml"
+        self.write(toml, self.name, address)
+        words = (sys.executable, "-m", "orchestrator", "run", str(toml), "--plain")
+        self._news_at = time.monotonic()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.cluster.argv("shell", node, "--", *words),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def forget_supervisor(self) -> None:
+        """Take note that the supervisor is gone for a reason that the story knows."""
+        assert self._process is not None
+        self._process.wait(PATIENCE_S)
+        self._process = None
+
+    def soon(self, what: str, reached: Callable[[State], bool]) -> None:
+        """As `wait`, for moments that pass quickly; also while no supervisor runs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self.refresh()
+            if reached(self.state):
+                return
+            if time.monotonic() > deadline:
+                raise DemoError(f"{what} did not come; read {self.log_path}")
+            time.sleep(POLL_S)
+
+    def goes_on(self, attempt: int) -> None:
+        """Wait until a later attempt trains and has saved."""
+
+        def reached(state: State) -> bool:
+            is_later = state.last_attempt >= attempt and is_stepping(state)
+            return is_later and any(by >= attempt for _, by in state.commits)
+
+        self.wait(f"a checkpoint of attempt {attempt}", reached)
+
+    def trains_on(self) -> None:
+        """Wait until the attempt as it is has saved once more."""
+        before = self.state.commits[:1]
+        self.wait("one more checkpoint", lambda state: state.commits[:1] > before)
+
+    # --- what it looks at ------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the newest attempt in rank order."""
+        assert self.state.attempt is not None
+        return self.state.attempt.nodes
+
+    @property
+    def spare(self) -> str:
+        """The one living node without ranks."""
+        living = {node.name for node in self.state.nodes.values() if node.alive}
+        (spare,) = living - set(self.nodes)
+        return spare
+
+    def events(self, *kinds: type[Event]) -> list[tuple[Record, Event]]:
+        """Return the journal's records of some kinds."""
+        return [(record, record.event) for record in self.records if type(record.event) in kinds]
+
+    def starts(self) -> list[StartRanks]:
+        """Return all decisions to start ranks, oldest first."""
+        made = [record.event for record in self.records if isinstance(record.event, ev.DecisionMade)]
+        return [d.decision.action for d in made if isinstance(d.decision.action, StartRanks)]
+
+    def jobs(self) -> list[str]:
+        """Return the states of all jobs that this run ever had."""
+        return [job.state.value for job in jobs_of(self.cluster, f"everstep-{self.name}")]
+
+    def sums(self) -> dict[str, str]:
+        """Return the SHA-256 sums of the last checkpoint in the store."""
+        store = open_store(StoreConfig(url=f"file://{self.store}"))
+        return content_sha256(store, self.name, STEPS)
+
+    def living_ranks(self, node: str, attempt: int) -> list[Process]:
+        """Return the ranks of an attempt that are alive on a node."""
+        pids: set[int] = set()
+        for _, event in self.events(ev.RanksStarted):
+            assert isinstance(event, ev.RanksStarted)
+            if (event.node, event.attempt) == (node, attempt):
+                pids |= {*event.pids}
+        return [p for p in processes({node: self.inits[node]}) if p.inner in pids]
+
+    # --- how it ends -----------------------------------------------------------------------------
+
+    def finish(self, *, jobs: int = 1, lost_steps: int | None = None) -> tuple[Incident, ...]:
+        """Let the run end well, check what must hold after every story, and return its incidents.
+
+        Args:
+            jobs: How many Slurm jobs the story is about.
+            lost_steps: The most that one incident may cost; by default one interval, and what was
+                trained while the checkpoint before was on its way to the store.
+        """
+        self.gate.touch()
+        self.join()
+        assert self.state.outcome is Outcome.FINISHED, self.state.outcome_reason
+        self.check(jobs=jobs, lost_steps=lost_steps)
+        return self.state.incidents
+
+    def check(self, *, jobs: int = 1, lost_steps: int | None = None) -> None:
+        """Check what must hold after every story, also one that did not end well."""
+        differences = replay(self.records).differences
+        assert not differences, f"the journal replays to something else: {differences}"
+        allowed = lost_steps if lost_steps is not None else INTERVAL + self.late_steps()
+        for incident in self.state.incidents:
+            if incident.resumed_step is not None:
+                assert incident.step - incident.resumed_step <= allowed, incident
+        self.leaves_nothing()
+        assert len(self.jobs()) == jobs, self.jobs()
+
+    def late_steps(self) -> int:
+        """Return how many steps the slowest commit took, from the first copy in memory on."""
+        staged: dict[tuple[int, int], float] = {}
+        longest = 0.0
+        for record, event in self.events(ev.Staged, ev.CheckpointCommitted):
+            if isinstance(event, ev.Staged):
+                for shard in event.shards:
+                    staged.setdefault((shard.step, shard.attempt), record.at)
+            elif isinstance(event, ev.CheckpointCommitted) and not self.gate_was_open(record):
+                longest = max(longest, record.at - staged.get((event.step, event.attempt), record.at))
+        return math.ceil(longest / STEP_S) + 1
+
+    def gate_was_open(self, record: Record) -> bool:
+        return self.gate.exists() and record.at > self.gate.stat().st_mtime
+
+    def leaves_nothing(self) -> None:
+        """Check that no process and no memory of the run is left, on nodes that have power."""
+        left = traces(self.config)  # all processes of the nodes are the machine's as well
+        assert not left, left
+        self.inits = power(self.cluster)
+        eventually(
+            "the nodes are empty",
+            lambda: not [*processes(self.inits), *memory(self.inits)],
+        )
+
+    def close(self) -> None:
+        """End the supervisor; the nodes are cleaned up by whoever owns the cluster."""
+        if self._process is not None and self._process.poll() is None:
+            kill(self._process.pid)
+            self._process.wait()
+
+
+def is_stepping(state: State) -> bool:
+    """Whether the newest attempt has finished a step and nothing is wrong with it."""
+    attempt = state.attempt
+    if attempt is None or not attempt.is_live or attempt.first_trouble is not None:
+        return False
+    return attempt.first_step_at is not None and attempt.stop_ordered_at is None
