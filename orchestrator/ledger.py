@@ -161,7 +161,7 @@ def _locked(fd: int) -> Iterator[None]:
     tries = Retrying(
         retry=retry_if_exception_type(BlockingIOError),
         stop=stop_after_delay(LOCK_TIMEOUT_S),
-        wait=wait_random(0.005, 0.05),
+        wait=wait_random(0.001, 0.01),
         reraise=True,
     )
     try:
