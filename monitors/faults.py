@@ -15,7 +15,9 @@ class FaultKind(StrEnum):
     """The root of an incident, one word each.
 
     `gpu_memory` is a hardware memory error (ECC). A program that asks for more device memory than
-    there is crashed: `rank_crashed`. `rank_killed` is a signal from outside the program.
+    there is crashed: `rank_crashed`. `rank_killed` is a signal from outside the program. `moved` is
+    no fault: the run left nodes of its own accord. `allocation_ended` is what `preempted` and
+    `time_limit` are while it is not known which.
     """
 
     RANK_KILLED = "rank_killed"
@@ -29,6 +31,8 @@ class FaultKind(StrEnum):
     HOST_OOM = "host_oom"
     STORAGE = "storage"
     RESTORE_FAILED = "restore_failed"
+    MOVED = "moved"
+    ALLOCATION_ENDED = "allocation_ended"
     PREEMPTED = "preempted"
     TIME_LIMIT = "time_limit"
     UNKNOWN = "unknown"
@@ -61,6 +65,8 @@ CLASS_OF: Mapping[FaultKind, FaultClass] = MappingProxyType(
         FaultKind.HOST_OOM: FaultClass.PROCESS,
         FaultKind.STORAGE: FaultClass.STORAGE,
         FaultKind.RESTORE_FAILED: FaultClass.STORAGE,
+        FaultKind.MOVED: FaultClass.FREE,
+        FaultKind.ALLOCATION_ENDED: FaultClass.FREE,
         FaultKind.PREEMPTED: FaultClass.FREE,
         FaultKind.TIME_LIMIT: FaultClass.FREE,
         FaultKind.UNKNOWN: FaultClass.PROCESS,

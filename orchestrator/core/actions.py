@@ -81,11 +81,17 @@ class StartRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRanks:
-    """Stop an attempt on `nodes`; a planned stop lets the ranks save and leave first."""
+    """Stop an attempt on `nodes`; a planned stop lets the ranks save and leave first.
+
+    Attributes:
+        moved: The next attempt is to run on other nodes, and which fault that counts as; "" when
+            it is not known yet that there will be one.
+    """
 
     attempt: int
     nodes: tuple[str, ...]
     planned: bool = False
+    moved: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

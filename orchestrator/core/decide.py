@@ -5,12 +5,15 @@ from collections.abc import Callable
 from orchestrator.core.actions import Decision, Wait
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules import (
+    allocation,
     attempt_over,
     attempt_trouble,
     commit,
     finish,
     interval,
     launch,
+    ledger,
+    move,
     operator,
     restart,
     start,
@@ -26,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     attempt_trouble.stop_after_trouble,
     attempt_trouble.stop_after_slow_start,
     finish.finished,
+    ledger.note,  # before the run goes on, or ends, over the incident
     attempt_over.user_error,
     attempt_over.storage_error,
     attempt_over.no_progress,
@@ -36,7 +40,11 @@ RULES: tuple[Rule, ...] = (
     launch.allocation_lost,
     restart.restart,
     start.start,
+    launch.replace,  # behind the restart, which must not wait for it
+    allocation.unhold,
+    allocation.give_back,
     launch.no_capacity,
+    move.move,
     operator.snapshot,
     interval.interval,
 )

@@ -79,11 +79,12 @@ class CatalogueUnknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedShard:
-    """A complete snapshot of one rank in its node's memory."""
+    """A complete snapshot of one rank in its node's memory; `world` 0 is not known."""
 
     rank: int
     step: int
     attempt: int
+    world: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """`fold(state, record) -> state`: how each fact changes what is known.
 
-One small function per event kind, found in `HANDLERS`; facts about the running attempt are in
-`fold_attempt`. A record is counted once: an event that an agent sends again after a lost answer
-carries the same origin and changes nothing.
+One small function per event kind, found in `HANDLERS`; facts about nodes, allocations and the
+running attempt are in `fold_node`, `fold_allocation` and `fold_attempt`. A record is counted once:
+an event that an agent sends again after a lost answer carries the same origin and changes nothing.
 """
 
 from collections.abc import Callable
@@ -10,19 +10,24 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from orchestrator.core import events as ev
+from orchestrator.core import fold_allocation as allocations
 from orchestrator.core import fold_attempt as attempts
+from orchestrator.core import fold_node as nodes
 from orchestrator.core.actions import (
     Commit,
     Finish,
+    GiveBack,
     Launch,
+    NoteNode,
     SetInterval,
     StartRanks,
     StopRanks,
+    Unhold,
     Wait,
 )
 from orchestrator.core.actions import Snapshot as SnapshotAction
 from orchestrator.core.events import Record
-from orchestrator.core.state import FailedCommit, Measured, Node, Pending, RunPhase, State
+from orchestrator.core.state import FailedCommit, Measured, Pending, RunPhase, State
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -92,57 +97,6 @@ def _catalogue_unknown(state: State, record: Record, event: ev.CatalogueUnknown)
     return replace(state, catalogue_problem=event.why)
 
 
-def _agent_joined(state: State, record: Record, event: ev.AgentJoined) -> State:
-    before = state.nodes.get(event.node)
-    if state.is_fenced(event.node, event.incarnation):
-        return state
-    former = before.former if before else frozenset()
-    if before is not None and before.incarnation == event.incarnation:
-        if event.attempt and not before.alive:
-            return state  # lost, and its ranks still run
-    elif before is not None:
-        former |= {before.incarnation}
-        why = "its agent was replaced by a new one"
-        state = attempts.lose_node(state, record, event.node, why, since_s=0.0)
-    node = Node(
-        name=event.node,
-        incarnation=event.incarnation,
-        alive=True,
-        address=event.address,
-        metrics_url=event.metrics_url,
-        joined_seq=record.seq,
-        excluded=before.excluded if before else "",
-        former=former,
-        staged=event.staged,
-    )
-    return _with_node(state, node)
-
-
-def _agent_lost(state: State, record: Record, event: ev.AgentLost) -> State:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation or not node.alive:
-        return state
-    gone = replace(node, alive=False, lost_why=event.why, staged=())
-    state = _with_node(state, gone)
-    return attempts.lose_node(state, record, event.node, event.why, event.silent_s)
-
-
-def _with_node(state: State, node: Node) -> State:
-    return replace(state, nodes={**state.nodes, node.name: node})
-
-
-def _job_observed(state: State, record: Record, event: ev.JobObserved) -> State:
-    left_queue = state.job_state == "queued" and event.state == "running"
-    return replace(
-        state,
-        job=event.job,
-        job_state=event.state,
-        job_why=event.why,
-        job_seq=record.seq,
-        nodes_given_at=record.at if left_queue else state.nodes_given_at,
-    )
-
-
 def _progress(state: State, record: Record, event: ev.Progress) -> State:
     if state.attempt is None or state.attempt.number != event.attempt:
         return state
@@ -162,13 +116,6 @@ def _progress(state: State, record: Record, event: ev.Progress) -> State:
         skipped_saves=event.skipped_saves,
         best_step=max(state.best_step, event.min_step),
     )
-
-
-def _staged(state: State, record: Record, event: ev.Staged) -> State:
-    node = state.nodes.get(event.node)
-    if node is None or not node.alive:
-        return state
-    return _with_node(state, replace(node, staged=event.shards))
 
 
 def _shard_uploaded(state: State, record: Record, event: ev.ShardUploaded) -> State:
@@ -229,11 +176,20 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
     state = replace(state, waiting_for="", pending={**state.pending, decision.key: pending})
     match action:
         case Launch():
-            return replace(state, phase=RunPhase.ALLOCATING, launched_at=record.at)
+            return allocations.asked(state, record, decision.key, action)
+        case Unhold():
+            return allocations.unheld(state, record, action)
+        case GiveBack():
+            return allocations.given_back(state, action)
+        case NoteNode():
+            more = 1 if action.excluded_s else 0  # the ledger itself says so a little later
+            return replace(
+                state, noted=action.incident, excluded_lately=state.excluded_lately + more
+            )
         case StartRanks():
             return attempts.start(state, record, action, decision)
         case StopRanks():
-            return attempts.order_stop(state, record, action)
+            return attempts.order_stop(state, record, action, decision.reason)
         case SetInterval():
             return replace(
                 state,
@@ -259,10 +215,8 @@ def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
         return _commit_unanswered(state, record, done.action)
     if isinstance(done.action, Finish):
         return replace(state, over=True, phase=RunPhase.OVER)
-    if isinstance(done.action, Launch) and event.ok:
-        return replace(state, job=event.detail, job_state="running", job_seq=record.seq)
     if isinstance(done.action, Launch):
-        return replace(state, job_state="refused", job_seq=record.seq, job_why=event.detail)
+        return allocations.answered(state, record, event.key, event)
     if isinstance(done.action, SetInterval) and not event.ok:
         return replace(state, interval_steps=done.action.previous_steps)
     return state
@@ -285,10 +239,6 @@ def _fault_judged(state: State, record: Record, event: ev.FaultJudged) -> State:
     return attempts.judged(state, record, event)
 
 
-def _as_it_was(state: State, record: Record, event: ev.Event) -> State:
-    return state
-
-
 HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.RunRequested: _run_requested,
     ev.PolicySet: _policy_set,
@@ -296,12 +246,12 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.OperatorSaid: _operator_said,
     ev.CatalogueRead: _catalogue_read,
     ev.CatalogueUnknown: _catalogue_unknown,
-    ev.AgentJoined: _agent_joined,
-    ev.AgentLost: _agent_lost,
-    ev.AgentWarned: _as_it_was,
-    ev.NodeLeaving: _as_it_was,
-    ev.LedgerRead: _as_it_was,
-    ev.JobObserved: _job_observed,
+    ev.AgentJoined: nodes.joined,
+    ev.AgentLost: nodes.lost,
+    ev.AgentWarned: nodes.warned,
+    ev.NodeLeaving: nodes.leaving,
+    ev.LedgerRead: nodes.ledger_read,
+    ev.JobObserved: allocations.observed,
     ev.RanksStarted: attempts.ranks_started,
     ev.RanksGone: attempts.ranks_gone,
     ev.RankExited: attempts.rank_exited,
@@ -309,7 +259,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.SignatureSeen: attempts.signature_seen,
     ev.PhaseReached: attempts.phase_reached,
     ev.Progress: _progress,
-    ev.Staged: _staged,
+    ev.Staged: nodes.staged,
     ev.ShardUploaded: _shard_uploaded,
     ev.UploadFailed: _upload_failed,
     ev.CheckpointCommitted: _committed,

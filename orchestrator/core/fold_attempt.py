@@ -58,7 +58,7 @@ def start(state: State, record: Record, action: StartRanks, decision: Decision) 
     )
 
 
-def order_stop(state: State, record: Record, action: StopRanks) -> State:
+def order_stop(state: State, record: Record, action: StopRanks, reason: str) -> State:
     """The attempt was told to stop."""
     attempt = _current(state, action.attempt)
     if attempt is None or not attempt.is_live:
@@ -70,6 +70,8 @@ def order_stop(state: State, record: Record, action: StopRanks) -> State:
         stop_orders=attempt.stop_orders + 1,
         planned_stop=attempt.planned_stop or action.planned,
     )
+    if action.moved:
+        attempt = replace(attempt, moved=action.moved, moved_why=reason, moved_seq=record.seq)
     return _close_if_over(replace(state, attempt=attempt, phase=RunPhase.STOPPING), record)
 
 

@@ -40,14 +40,17 @@ def in_memory(state: State, nodes: tuple[str, ...]) -> list[Restore]:
 
 
 def holders(state: State, nodes: tuple[str, ...]) -> dict[tuple[int, int], set[int]]:
-    """Return by (step, attempt) which ranks have that snapshot in their own node's memory."""
+    """Return by (step, attempt) which ranks have that snapshot in their own node's memory.
+
+    A snapshot of a world of another size is none of a rank of this one.
+    """
     assert state.run is not None
     per_node = state.run.ranks_per_node
     found: dict[tuple[int, int], set[int]] = defaultdict(set)
     for position, name in enumerate(nodes):
         own = range(position * per_node, (position + 1) * per_node)
         for shard in state.nodes[name].staged:
-            if shard.rank in own:
+            if shard.rank in own and shard.world in (0, len(nodes) * per_node):
                 found[shard.step, shard.attempt].add(shard.rank)
     return found
 

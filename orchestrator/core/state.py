@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from orchestrator.core.actions import Action, Outcome, Restore
-from orchestrator.core.events import FaultJudged, RunRequested, ShardUploaded, StagedShard
+from orchestrator.core.events import (
+    Ending,
+    FaultJudged,
+    RunRequested,
+    ShardUploaded,
+    StagedShard,
+)
 from orchestrator.core.policy import Policy
 
 
@@ -30,12 +36,71 @@ class AttemptPhase(StrEnum):
     OVER = "over"
 
 
+class AllocationPhase(StrEnum):
+    """The life of one allocation."""
+
+    ASKED = "asked"
+    QUEUED = "queued"
+    HELD = "held"
+    RUNNING = "running"
+    REFUSED = "refused"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One allocation, from the decision to ask for it until it is gone.
+
+    Attributes:
+        key: Of the decision that asked for it; also known to the launcher.
+        job: The launcher's id for it, "" until it has one.
+        seq: The record that changed it last.
+        given_at: When it got its nodes, None before.
+        over_at: When it was refused or seen to be gone.
+        unheld: How often it was let go after a failed launch.
+        given_back: The run itself ended it.
+        warned: What its agents were warned by, `USR2` or `TERM`; "" while they were not.
+    """
+
+    key: str
+    nodes: int
+    asked_at: float
+    seq: int
+    exclude: tuple[str, ...] = ()
+    job: str = ""
+    phase: AllocationPhase = AllocationPhase.ASKED
+    why: str = ""
+    ending: Ending | None = None
+    given_at: float | None = None
+    over_at: float | None = None
+    unheld: int = 0
+    given_back: bool = False
+    warned: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has no nodes and never will again."""
+        return self.phase in (AllocationPhase.REFUSED, AllocationPhase.GONE)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is still to get its nodes."""
+        return self.phase in (
+            AllocationPhase.ASKED,
+            AllocationPhase.QUEUED,
+            AllocationPhase.HELD,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """An agent's node.
 
     Attributes:
         excluded: Why it gets no ranks any more, empty if it may.
+        in_ledger: The ledger says so too, so that it can also take it back.
+        leaving: Why the site wants it back, empty if it does not; it still works.
+        warned: The signal that announced the end of its allocation, "" for none.
         former: Replaced incarnations; nothing that they say counts.
     """
 
@@ -46,9 +111,23 @@ class Node:
     metrics_url: str
     joined_seq: int
     lost_why: str = ""
+    job: str = ""
     excluded: str = ""
+    in_ledger: bool = False
+    leaving: str = ""
+    warned: str = ""
     former: frozenset[str] = frozenset()
     staged: tuple[StagedShard, ...] = ()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may get ranks."""
+        return self.alive and not self.excluded and not self.warned
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it may get ranks and is there to stay."""
+        return self.is_usable and not self.leaving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +164,9 @@ class Attempt:
         lost: Nodes of the placement that are gone together with their ranks.
         clear: Nodes whose agent said that it has no ranks of this attempt left.
         stop_orders: How often the attempt was told to stop.
+        moved: The fault that its planned stop counts as (see `StopRanks.moved`), "" for none.
+        moved_why: The reason of that stop.
+        moved_seq: The record that ordered it.
         first_trouble: The clue that ended the healthy part, None while healthy.
         min_step: Last step that all ranks finished; -1 before the first.
     """
@@ -110,6 +192,9 @@ class Attempt:
     stop_ordered_at: float | None = None
     stop_orders: int = 0
     planned_stop: bool = False
+    moved: str = ""
+    moved_why: str = ""
+    moved_seq: int = 0
     over_at: float | None = None
     min_step: int = -1
     max_step: int = -1
@@ -147,10 +232,10 @@ class Attempt:
 
     @property
     def needs_verdict(self) -> bool:
-        """Whether it is over, neither finished nor stopped as planned, and not judged yet."""
-        if self.is_live or self.planned_stop or self.verdict is not None:
+        """Whether it is over, neither finished nor stopped for good, and not judged yet."""
+        if self.is_live or self.verdict is not None:
             return False
-        return not self.is_finished
+        return bool(self.moved) or not (self.planned_stop or self.is_finished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +321,10 @@ class State:
     requested_at: float = 0.0
     epoch: int = 0
     lease_at: float = 0.0
-    launched_at: float | None = None
-    job: str = ""
-    job_state: str = ""
-    job_why: str = ""
-    job_seq: int = 0
-    nodes_given_at: float | None = None
+    allocations: tuple[Allocation, ...] = ()
+    ledger: dict[str, str] = field(default_factory=dict)
+    excluded_lately: int = 0
+    noted: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
     attempt: Attempt | None = None
     last_attempt: int = 0
@@ -285,6 +368,15 @@ class State:
         """
         known = self.nodes.get(node)
         return known is not None and known.alive and known.incarnation == incarnation
+
+    @property
+    def living_allocations(self) -> tuple[Allocation, ...]:
+        """The allocations that have nodes or wait for them."""
+        return tuple(a for a in self.allocations if not a.is_over)
+
+    def allocation_of(self, node: Node) -> Allocation | None:
+        """Return the allocation that a node belongs to, None when that is not known."""
+        return next((a for a in self.allocations if a.job and a.job == node.job), None)
 
     def waited_s(self, since: float, now: float) -> float:
         """Return for how long somebody has been here to see that something did not come.

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from checkpointing.commit import UploadRecord, commit
@@ -12,14 +12,20 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import (
     Commit,
     Finish,
+    GiveBack,
     Launch,
+    NoteNode,
     SetInterval,
     Snapshot,
     StartRanks,
     StopRanks,
+    Unhold,
 )
+from orchestrator.core.ledger import NodeIncident
 from orchestrator.core.state import Pending, State
+from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import AllocationSpec, Launcher, LaunchRefusedError
+from orchestrator.ledger import Ledger
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
     Control,
@@ -59,17 +65,19 @@ class Executor:
         sessions: Sessions,
         launcher: Launcher,
         store: ObjectStore | None,
+        ledger: Ledger,
         spec: AllocationSpec,
         context: Context,
     ) -> None:
         self._sessions = sessions
         self._launcher = launcher
         self._store = store
+        self._ledger = ledger
         self._spec = spec
         self._context = context
         self._running: dict[str, asyncio.Task[None]] = {}
         self._launching = asyncio.Lock()
-        self._job = ""
+        self._jobs: list[str] = []
 
     def start(self, pending: Pending) -> None:
         """Begin to carry out an action; returns at once."""
@@ -106,8 +114,14 @@ class Executor:
 
     async def _carry_out(self, pending: Pending) -> tuple[bool, str]:
         match pending.action:
-            case Launch(nodes=nodes):
-                return await self._launch(pending.key, nodes)
+            case Launch() as wanted:
+                return await self._launch(pending.key, wanted)
+            case Unhold(job=job, exclude=exclude):
+                return await self._unhold(job, exclude)
+            case GiveBack(job=job):
+                return await self._give_back(pending.key, job)
+            case NoteNode() as incident:
+                return await self._note(pending.at, incident)
             case StartRanks() as start:
                 return await self._start_ranks(pending.key, start)
             case StopRanks() as stop:
@@ -130,14 +144,46 @@ class Executor:
             case _:
                 return True, ""
 
-    async def _launch(self, key: str, nodes: int) -> tuple[bool, str]:
-        spec = replace(self._spec, key=key, nodes=nodes)
+    async def _launch(self, key: str, wanted: Launch) -> tuple[bool, str]:
+        spec = replace(self._spec, key=key, nodes=wanted.nodes, exclude=wanted.exclude)
         async with self._launching:
             try:
-                self._job = await asyncio.to_thread(self._launcher.submit, spec)
+                job = await asyncio.to_thread(self._launcher.submit, spec)
             except LaunchRefusedError as error:
                 return False, str(error)
-        return True, self._job
+            self._jobs.append(job)
+        return True, job
+
+    async def _unhold(self, job: str, exclude: Sequence[str]) -> tuple[bool, str]:
+        try:
+            await asyncio.to_thread(self._launcher.unhold, job, exclude)
+        except LaunchRefusedError as error:
+            return False, str(error)
+        return True, job
+
+    async def _give_back(self, key: str, job: str) -> tuple[bool, str]:
+        state = self._context.state()
+        nodes = tuple(n.name for n in state.nodes.values() if n.alive and n.job == job)
+        await self._shut_down(key, nodes)
+        await asyncio.to_thread(self._launcher.cancel, job)
+        return True, job
+
+    async def _note(self, at: float, noted: NoteNode) -> tuple[bool, str]:
+        entry = NodeIncident(
+            at=at,
+            node=noted.node,
+            run=self._spec.name,
+            incident=noted.incident,
+            fault=noted.fault,
+            cause=noted.cause,
+            excluded_s=noted.excluded_s,
+        )
+        try:
+            await asyncio.to_thread(self._ledger.note, entry)
+        except LedgerUnavailable as error:
+            log.warning("incident %d is not in the ledger: %s", noted.incident, error)
+            return False, str(error)
+        return True, ""
 
     async def _start_ranks(self, key: str, start: StartRanks) -> tuple[bool, str]:
         state = self._context.state()
@@ -243,13 +289,18 @@ class Executor:
     async def _finish(self, key: str) -> tuple[bool, str]:
         async with self._launching:  # what is still being asked for is to be given back as well
             state = self._context.state()
-        alive = tuple(node.name for node in state.nodes.values() if node.alive)
-        order = Shutdown(grace_s=state.policy.kill_grace_s)
-        await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in alive))
-        await self._sessions.all_gone(alive, GOODBYE_S)
+        await self._shut_down(key, tuple(n.name for n in state.nodes.values() if n.alive))
+        living = [a.job for a in state.living_allocations if a.job]
         # Without a job as well: a submit that was given up may have come through.
-        await asyncio.to_thread(self._launcher.cancel, state.job or self._job)
+        jobs = dict.fromkeys([*living, *self._jobs]) or {"": None}
+        await asyncio.gather(*(asyncio.to_thread(self._launcher.cancel, job) for job in jobs))
         return True, ""
+
+    async def _shut_down(self, key: str, nodes: tuple[str, ...]) -> None:
+        """Have agents end and wait until they are gone, at most `GOODBYE_S`."""
+        order = Shutdown(grace_s=self._context.state().policy.kill_grace_s)
+        await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in nodes))
+        await self._sessions.all_gone(nodes, GOODBYE_S)
 
     async def _order(
         self, node: str, key: str, body: OrderBody, timeout_s: float = ORDER_TIMEOUT_S

@@ -1,13 +1,26 @@
 """From the clues of an ended attempt to one verdict event; pure."""
 
+from collections.abc import Mapping
+
 from monitors.attribution import judge
-from monitors.faults import Evidence, EvidenceKind, FaultKind
+from monitors.faults import CLASS_OF, Evidence, EvidenceKind, FaultKind
 from orchestrator.core.events import FaultJudged
-from orchestrator.core.state import Attempt, Clue
+from orchestrator.core.state import Attempt, Clue, Node
 
 
-def verdict_on(attempt: Attempt) -> FaultJudged:
-    """Judge an attempt by everything that was seen of it."""
+def verdict_on(attempt: Attempt, nodes: Mapping[str, Node]) -> FaultJudged:
+    """Judge an attempt by everything that was seen of it.
+
+    Nothing failed where the run left of its own accord, or where Slurm ended the allocation: its
+    SIGTERM goes to the ranks as well, and one that dies of it takes the others along.
+    """
+    trouble = attempt.first_trouble
+    if trouble is None and attempt.moved:
+        return _free(attempt, FaultKind(attempt.moved), attempt.moved_why, attempt.moved_seq)
+    if trouble is not None and trouble.node in nodes and nodes[trouble.node].warned == "TERM":
+        job = nodes[trouble.node].job
+        cause = f"allocation {job} was ended by Slurm" if job else "the allocation was ended"
+        return _free(attempt, FaultKind.ALLOCATION_ENDED, cause, trouble.seq)
     verdict = judge([_evidence(clue) for clue in attempt.clues], world_size=attempt.world)
     return FaultJudged(
         attempt=attempt.number,
@@ -19,6 +32,19 @@ def verdict_on(attempt: Attempt) -> FaultJudged:
         cause=verdict.cause,
         evidence=verdict.evidence,
         discounted=verdict.discounted,
+    )
+
+
+def _free(attempt: Attempt, fault: FaultKind, cause: str, seq: int) -> FaultJudged:
+    return FaultJudged(
+        attempt=attempt.number,
+        fault=fault.value,
+        fault_class=CLASS_OF[fault].value,
+        node=None,
+        rank=None,
+        confidence=1.0,
+        cause=cause,
+        evidence=(seq,),
     )
 
 

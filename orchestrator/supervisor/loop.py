@@ -18,10 +18,13 @@ from orchestrator.core import events as ev
 from orchestrator.core.decide import decide
 from orchestrator.core.events import Event, Origin, Record
 from orchestrator.core.fold import fold
-from orchestrator.core.state import State
-from orchestrator.errors import PreconditionError
+from orchestrator.core.ledger import Entry, as_event
+from orchestrator.core.state import Allocation, State
+from orchestrator.errors import LedgerUnavailable, PreconditionError
 from orchestrator.launch.launcher import AllocationSpec, Launcher
+from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import judge
+from orchestrator.supervisor.allocations import changes, needs_a_fresh_look
 from orchestrator.supervisor.execute import Context, Executor
 from orchestrator.supervisor.journal import Journal
 from orchestrator.supervisor.lease import LEASE_S, Lease
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 OBSERVE_S = 0.25
 CATALOGUE_RETRY_S = 3.0
+LEDGER_S = 2.0
 LONGEST_TICK_S = 5.0
 
 Watcher = Callable[[State, History, Sequence[Record]], None]
@@ -78,6 +82,7 @@ class Supervisor:
         self._lease = lease
         self._launcher = launcher
         self._store = store
+        self._ledger = Ledger(config.run.dir / FILE_NAME)
         self._watcher = watcher
         self._inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self._look_now = asyncio.Event()
@@ -98,7 +103,7 @@ class Supervisor:
             step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
             emit=self.emit,
         )
-        self._executor = Executor(self.sessions, launcher, store, spec, context)
+        self._executor = Executor(self.sessions, launcher, store, self._ledger, spec, context)
 
     def emit(self, event: Event) -> None:
         """Hand an event to the loop."""
@@ -141,7 +146,12 @@ class Supervisor:
                 self._executor.start(pending)
             tasks = [
                 asyncio.ensure_future(work)
-                for work in (self._renew(), self._observe(), self._scrape())
+                for work in (
+                    self._renew(),
+                    self._observe(),
+                    self._scrape(),
+                    self._read_ledger(),
+                )
             ]
             if self._store is not None and not self.state.catalogue_read:
                 tasks.append(asyncio.ensure_future(self._read_catalogue(self._store)))
@@ -176,6 +186,9 @@ class Supervisor:
         if state.policy != config.policy():
             opening.append(ev.PolicySet(policy=config.policy()))
         self._append([Inbound(event) for event in opening])
+        with contextlib.suppress(LedgerUnavailable):  # said, and tried again, in `_read_ledger`
+            self._tell_ledger(self._ledger.entries())
+            self._append([self._inbox.get_nowait()] if not self._inbox.empty() else [])
 
     def _announce(self) -> None:
         value = {"url": self.server.url, "epoch": self._lease.epoch, "holder": self._lease.holder}
@@ -212,7 +225,7 @@ class Supervisor:
         """Judge, or make and begin one decision; False when nothing is due."""
         attempt = self.state.attempt
         if attempt is not None and attempt.needs_verdict:
-            self._append([Inbound(judge.verdict_on(attempt))])
+            self._append([Inbound(judge.verdict_on(attempt, self.state.nodes))])
             return True
         now = self._now()
         decisions = decide(self.state, now, self.state.policy)
@@ -325,16 +338,42 @@ class Supervisor:
         """Ask the launcher now and then, and at once when a connection ends."""
         while True:
             self._look_now.clear()
-            job = self.state.job
-            if job:
-                seen = await asyncio.to_thread(self._launcher.observe, job)
-                if isinstance(seen, Ok):
-                    now = time.monotonic()
-                    for event in self.watch.allocation(self.state, seen.value, now):
-                        self.emit(event)
+            for known in self.state.allocations:
+                if known.job and (not known.is_over or needs_a_fresh_look(known)):
+                    await self._look_at(known)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OBSERVE_S):
                     await self._look_now.wait()
+
+    async def _look_at(self, known: Allocation) -> None:
+        fresh = needs_a_fresh_look(known)
+        seen = await asyncio.to_thread(self._launcher.observe, known.job, fresh=fresh)
+        if not isinstance(seen, Ok):
+            return
+        silent_s = self.watch.silent_s(self.state.nodes, time.monotonic())
+        for event in changes(self.state, seen.value, self.watch.connected_nodes, silent_s):
+            self.emit(event)
+
+    async def _read_ledger(self) -> None:
+        """Hear of what persons and other runs say of nodes; what cannot be read stays as it was."""
+        problem = ""
+        while True:
+            try:
+                entries = await asyncio.to_thread(self._ledger.entries)
+            except LedgerUnavailable as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    log.warning("%s", problem)
+            else:
+                self._tell_ledger(entries)
+            await asyncio.sleep(LEDGER_S)
+
+    def _tell_ledger(self, entries: Sequence[Entry]) -> None:
+        said = as_event(entries, self._now(), self.state.policy.budget_window_s)
+        if said != ev.LedgerRead(
+            excluded=self.state.ledger, excluded_lately=self.state.excluded_lately
+        ):
+            self.emit(said)
 
     async def _scrape(self) -> None:
         while True:

@@ -13,13 +13,11 @@ from monitors.progress.hang import overdue
 from orchestrator.core.events import (
     AgentLost,
     Event,
-    JobObserved,
     PhaseReached,
     Progress,
     RankOverdue,
 )
 from orchestrator.core.state import Attempt, State
-from orchestrator.launch.launcher import Allocation
 from orchestrator.wire import RankReport, Report
 
 STARTED = ("restore", "step", "checkpoint", "eval", "finish")
@@ -115,27 +113,14 @@ class Watch:
                 )
         return lost
 
-    def allocation(self, state: State, seen: Allocation, now: float) -> list[Event]:
-        """Compare what the launcher says with what is known."""
-        events: list[Event] = []
-        word = "queued" if seen.queued else "running" if seen.running else "gone"
-        known = (state.job_state, state.job_why if seen.queued else "")
-        if seen.job == state.job and (word, seen.queued) != known:
-            events.append(JobObserved(job=seen.job, state=word, why=seen.queued))
-        for name, is_alive in seen.nodes.items():
-            node = state.nodes.get(name)
-            if node is None or not node.alive or is_alive or name in self._connected:
-                continue
-            silent_s = now - self._nodes.get(name, self._started)
-            events.append(
-                AgentLost(
-                    node=name,
-                    incarnation=node.incarnation,
-                    why="its agent's process is gone",
-                    silent_s=silent_s,
-                )
-            )
-        return events
+    def silent_s(self, nodes: Iterable[str], now: float) -> dict[str, float]:
+        """Return for how long each of the nodes has said nothing."""
+        return {node: now - self._nodes.get(node, self._started) for node in nodes}
+
+    @property
+    def connected_nodes(self) -> frozenset[str]:
+        """The nodes whose agents are connected."""
+        return frozenset(self._connected)
 
     def heartbeats(self, state: State, now: float) -> list[Event]:
         """Return what the latest heartbeats add to the state of the live attempt."""

@@ -83,7 +83,8 @@ def _run(state: State, run: str) -> Iterator[Metric]:
     )
     world = attempt.world if attempt else state.run.nodes * state.run.ranks_per_node
     number = attempt.number if attempt else 0
-    info.add_metric([run, str(number), state.job, str(world), str(state.run.nodes)], 1)
+    jobs = ",".join(a.job for a in state.living_allocations if a.job)
+    info.add_metric([run, str(number), jobs, str(world), str(state.run.nodes)], 1)
     yield info
     phase = GaugeMetricFamily(
         "everstep_run_phase", "1 for the phase that the run is in", labels=["run", "phase"]

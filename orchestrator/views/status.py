@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from orchestrator.core import budgets
-from orchestrator.core.state import Attempt, Node, RunPhase, State
+from orchestrator.core.state import Allocation, Attempt, Node, RunPhase, State
 from orchestrator.views.events import describe, kind_of
 from orchestrator.views.goodput import account
 from orchestrator.views.history import History
@@ -13,6 +13,7 @@ from orchestrator.views.units import count, plain
 
 CURVE_POINTS = 160
 EVENTS = 40
+ALLOCATIONS = 8
 
 PHASE_WORDS: dict[RunPhase, str] = {
     RunPhase.REQUESTED: "the run was asked for, nothing is started yet",
@@ -52,7 +53,7 @@ def status(
             "epoch": state.epoch,
             **(supervisor or {}),
         },
-        "job": {"id": state.job or None, "state": state.job_state or None, "why": state.job_why},
+        "allocations": [_allocation(a) for a in state.allocations[-ALLOCATIONS:]],
         "attempt": _attempt(state.attempt),
         "progress": _progress(state, history, now),
         "nodes": [_node(state, node) for node in state.nodes.values()],
@@ -101,6 +102,17 @@ def _attempt(attempt: Attempt | None) -> dict[str, Any] | None:
     }
 
 
+def _allocation(allocation: Allocation) -> dict[str, Any]:
+    return {
+        "job": allocation.job or None,
+        "state": allocation.phase.value,
+        "nodes": allocation.nodes,
+        "why": allocation.why or None,
+        "ending": allocation.ending.value if allocation.ending else None,
+        "asked_at": allocation.asked_at,
+    }
+
+
 def _progress(state: State, history: History, now: float) -> dict[str, Any]:
     last_at = history.last_step_at()
     step = state.attempt.min_step if state.attempt else -1
@@ -125,11 +137,14 @@ def _node(state: State, node: Node) -> dict[str, Any]:
         word = "lost"
     elif node.excluded:
         word = "excluded"
+    elif not ranks and not node.is_good:
+        word = "leaving"
     elif state.over:
         word = "released"
     else:
         word = "training" if ranks else "spare"
-    why = node.lost_why if not node.alive else node.excluded
+    warned = f"its allocation ends (SIG{node.warned})" if node.warned else ""
+    why = node.lost_why if not node.alive else node.excluded or node.leaving or warned
     staged = sorted({shard.step for shard in node.staged})
     return {"name": node.name, "state": word, "why": why, "ranks": ranks, "in_memory": staged}
 

@@ -2,7 +2,7 @@
 
 from orchestrator.core.actions import Decision, Finish, Outcome
 from orchestrator.core.policy import Policy
-from orchestrator.core.rules.operator import upload_settled
+from orchestrator.core.rules.operator import stop_wanted, upload_settled
 from orchestrator.core.rules.verdicts import make, wait
 from orchestrator.core.state import Attempt, State
 
@@ -10,7 +10,7 @@ from orchestrator.core.state import Attempt, State
 def finished(state: State, now: float, policy: Policy) -> Decision | None:
     """Finish after a clean end of all ranks."""
     attempt = state.attempt
-    if attempt is None or not attempt.is_finished or state.stop_requested_seq:
+    if attempt is None or not attempt.is_finished or stop_wanted(state):
         return None
     if not upload_settled(state, now, policy):
         # Holds back every later rule: a node that leaves now is no failure of the run.

@@ -1,53 +1,162 @@
-"""Getting nodes: one allocation for the whole run, spares included."""
+"""Getting nodes: one allocation for the run and its spares, further ones for what is missing."""
 
 from orchestrator.core.actions import Decision, Launch
-from orchestrator.core.placement import count_usable, place
+from orchestrator.core.events import Ending
+from orchestrator.core.placement import count_good, count_usable, place, place_smaller
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import fail, is_pending, make, wait
-from orchestrator.core.state import State
+from orchestrator.core.state import Allocation, AllocationPhase, State
+
+FIRST_PAUSE_S = 15.0
+LONGEST_PAUSE_S = 3600.0
+MOST_FRUITLESS = 5
+ENDING_S = 90.0
+PLANNED_ENDS = (Ending.PREEMPTED, Ending.TIME_LIMIT)
 
 
 def launch(state: State, now: float, policy: Policy) -> Decision | None:
-    """Ask for the allocation once."""
-    if state.launched_at is not None or state.run is None:
+    """Ask for the first allocation."""
+    if state.allocations or state.run is None:
         return None
     nodes = state.run.nodes + state.run.spares
     reason = f"{state.run.nodes} nodes and {state.run.spares} spare, in one allocation"
-    return make(state, "launch", Launch(nodes=nodes), reason, (), 1)
+    action = Launch(nodes=nodes, exclude=tuple(sorted(state.ledger)))
+    return make(state, "launch", action, reason, (), 1)
 
 
 def allocation_refused(state: State, now: float, policy: Policy) -> Decision | None:
-    """The launcher said no."""
-    if state.job_state != "refused":
+    """The launcher said no to the first allocation: the request itself is wrong."""
+    if len(state.allocations) != 1 or state.allocations[0].phase is not AllocationPhase.REFUSED:
         return None
-    reason = f"the launcher refused the allocation: {state.job_why}"
-    return fail(state, "allocation_refused", reason, (state.job_seq,))
+    first = state.allocations[0]
+    reason = f"the launcher refused the allocation: {first.why}"
+    return fail(state, "allocation_refused", reason, (first.seq,))
 
 
 def allocation_lost(state: State, now: float, policy: Policy) -> Decision | None:
-    """The allocation is gone and no agent is left."""
-    if state.job_state != "gone" or any(n.alive for n in state.nodes.values()):
+    """All allocations are gone, no agent is left, and no further one may be asked for."""
+    if not state.allocations or state.living_allocations:
+        return None
+    if any(n.alive for n in state.nodes.values()):
         return None
     if state.attempt is not None and state.attempt.is_live:
         return None
-    reason = f"allocation {state.job} is gone and no agent is left"
-    return fail(state, "allocation_lost", reason, (state.job_seq,))
+    last = state.allocations[-1]
+    reason = f"allocation {last.job} is gone and no agent is left"
+    if policy.replace_nodes:
+        lost = fruitless(state)
+        if len(lost) < MOST_FRUITLESS:
+            return None
+        reason = f"{len(lost)} allocations in a row ended before a step was made: {last.why}"
+    return fail(state, "allocation_lost", reason, (last.seq,))
+
+
+def replace(state: State, now: float, policy: Policy) -> Decision | None:
+    """Ask for as many nodes as are missing; the run goes on meanwhile as well as it can."""
+    if not policy.replace_nodes or not state.allocations or state.run is None:
+        return None
+    missing = state.run.nodes + state.run.spares - count_good(state) - coming(state, now)
+    if missing <= 0 or is_pending(state, Launch) or _is_ending_unknown(state, now):
+        return None
+    lost = fruitless(state)
+    if lost:
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(len(lost) - 1, 16))
+        if now - (lost[-1].over_at or 0.0) < pause_s:
+            return None
+    names = tuple(sorted({*state.ledger, *(n.name for n in state.nodes.values() if n.excluded)}))
+    reason = f"{missing} of {state.run.nodes + state.run.spares} nodes are missing: {gone(state)}"
+    action = Launch(nodes=missing, exclude=names)
+    evidence = tuple(sorted({a.seq for a in state.allocations[-1:]}))
+    return make(state, "replace", action, reason, evidence, state.seq)
+
+
+def coming(state: State, now: float) -> int:
+    """Return how many nodes are on their way: asked for, or given and their agent not there yet."""
+    total = 0
+    for allocation in state.living_allocations:
+        if allocation.given_back or allocation.warned:
+            continue
+        if allocation.is_waiting:
+            total += allocation.nodes
+        elif state.waited_s(allocation.given_at or 0.0, now) <= state.policy.launch_timeout_s:
+            total += max(0, allocation.nodes - len(members(state, allocation)))
+    return total
+
+
+def members(state: State, allocation: Allocation) -> tuple[str, ...]:
+    """Return the nodes whose agents, living or lost, belong to an allocation.
+
+    Agents that do not say where they belong count for the first one.
+    """
+    is_first = allocation == state.allocations[0]
+    return tuple(
+        node.name
+        for node in state.nodes.values()
+        if node.job == allocation.job or (is_first and not node.job)
+    )
+
+
+def fruitless(state: State) -> tuple[Allocation, ...]:
+    """Return the last allocations that ended of themselves before any new step was made."""
+    attempt = state.attempt
+    stepped_at = max(
+        [i.first_step_at for i in state.incidents if i.first_step_at is not None]
+        + [attempt.first_step_at or 0.0 if attempt is not None else 0.0]
+    )
+    return tuple(
+        a
+        for a in state.allocations
+        if a.is_over and not a.given_back and a.ending not in PLANNED_ENDS
+        if a.asked_at > stepped_at
+    )
+
+
+def gone(state: State) -> str:
+    """Name the nodes that are of no use, and why, at most four of them."""
+    texts = [
+        f"{n.name} ({n.excluded or n.leaving or _warning(n.warned) or n.lost_why})"
+        for n in state.nodes.values()
+        if not n.is_good
+    ]
+    more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
+    return ", ".join(texts[:4]) + more if texts else "fewer came than were asked for"
+
+
+def _warning(signal: str) -> str:
+    return f"its allocation ends, SIG{signal}" if signal else ""
+
+
+def _is_ending_unknown(state: State, now: float) -> bool:
+    """Whether an allocation is being ended and it is not known yet by whom.
+
+    A person's scancel stops the run, so nothing is asked for before that can be told.
+    """
+    for a in state.allocations:
+        if a.given_back or a.warned != "TERM":
+            continue
+        if not a.is_over:
+            return True
+        is_told = a.ending not in (None, Ending.UNKNOWN)
+        if not is_told and state.waited_s(a.over_at or 0.0, now) <= ENDING_S:
+            return True
+    return False
 
 
 def no_capacity(state: State, now: float, policy: Policy) -> Decision | None:
     """Too few nodes for an attempt: wait for more, then give up."""
-    if state.run is None or state.launched_at is None or is_pending(state, Launch):
+    if state.run is None or not state.allocations or is_pending(state, Launch):
         return None
     if state.attempt is not None and state.attempt.is_live:
         return None
-    if place(state) is not None:
+    if place(state) is not None or place_smaller(state) is not None:
         return None
-    if state.job_state == "queued":
-        return wait(state, "no_capacity", f"waiting in the queue: {state.job_why}")
-    have, need = count_usable(state), state.run.nodes
+    queued = [a for a in state.living_allocations if a.phase is AllocationPhase.QUEUED]
+    if queued:
+        return wait(state, "no_capacity", f"waiting in the queue: {queued[0].why}")
+    have, need = count_usable(state), state.policy.min_nodes or state.run.nodes
     over_at = state.attempt.over_at if state.attempt else None
-    since = max(state.launched_at, state.nodes_given_at or 0.0, over_at or 0.0)
-    if state.waited_s(since, now) > policy.launch_timeout_s:
+    given = [a.given_at or a.over_at or a.asked_at for a in state.allocations]
+    if state.waited_s(max([*given, over_at or 0.0]), now) > policy.launch_timeout_s:
         lost = [f"{n.name}: {n.excluded or n.lost_why}" for n in state.nodes.values()]
         named = "; ".join(text for text in lost if not text.endswith(": "))
         reason = f"no capacity: {have} of {need} nodes usable for {policy.launch_timeout_s:g} s"

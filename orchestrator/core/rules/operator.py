@@ -3,6 +3,7 @@
 import math
 
 from orchestrator.core.actions import Decision, Finish, Outcome, Snapshot, StopRanks
+from orchestrator.core.events import Ending
 from orchestrator.core.policy import Policy
 from orchestrator.core.restore import holders
 from orchestrator.core.rules.verdicts import make, wait
@@ -13,23 +14,36 @@ MARGIN_S = 1.0
 
 def stop(state: State, now: float, policy: Policy) -> Decision | None:
     """Stop for good: let the ranks save and leave, wait for the upload, then finish."""
-    if not state.stop_requested_seq:
+    wanted = stop_wanted(state)
+    if wanted is None:
         return None
-    evidence = (state.stop_requested_seq,)
+    who, seq = wanted
+    evidence = (seq,)
     attempt = state.attempt
     if attempt is not None and attempt.is_live:
         if attempt.phase is AttemptPhase.STOPPING:
             return wait(state, "operator.stop", "waiting for the ranks to stop")
         action = StopRanks(attempt=attempt.number, nodes=attempt.manned, planned=True)
-        reason = "the operator asked to stop: save, then leave"
+        reason = f"{who}: save, then leave"
         return make(state, "operator.stop", action, reason, evidence, attempt.stop_orders + 1)
     if attempt is not None and not upload_settled(state, now, policy):
         return wait(state, "operator.stop", "waiting for the last checkpoint's upload")
-    reason = "the operator asked to stop"
+    reason = who
     if state.commits:
         reason += f"; the newest checkpoint is step {state.commits[0][0]}"
     action_finish = Finish(outcome=Outcome.STOPPED)
     return make(state, "operator.stop", action_finish, reason, evidence, 1)
+
+
+def stop_wanted(state: State) -> tuple[str, int] | None:
+    """Say who wants the run to stop for good, and by which record; None when nobody does."""
+    if state.stop_requested_seq:
+        return "the operator asked to stop", state.stop_requested_seq
+    for a in state.allocations:
+        is_ours = a.given_back or a.given_at is None
+        if a.ending is Ending.CANCELLED and not is_ours:
+            return f"allocation {a.job} was cancelled by a person", a.seq
+    return None
 
 
 def upload_settled(state: State, now: float, policy: Policy) -> bool:

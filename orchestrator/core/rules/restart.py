@@ -1,14 +1,15 @@
-"""Restart ladder, levels 1 and 2: same nodes in place, or a spare for a node with evidence."""
+"""Restart ladder, levels 1 to 3: same nodes, a spare for a node with evidence, a smaller world."""
 
 from dataclasses import dataclass
 
 from orchestrator.core import budgets
 from orchestrator.core.actions import Decision, Restore, Source, StartRanks
-from orchestrator.core.placement import place
+from orchestrator.core.placement import place, place_smaller
 from orchestrator.core.policy import Policy
 from orchestrator.core.restore import choose, has_history
-from orchestrator.core.rules.verdicts import ended_badly, make
-from orchestrator.core.state import Incident, State
+from orchestrator.core.rules.operator import upload_settled
+from orchestrator.core.rules.verdicts import ended_badly, make, wait
+from orchestrator.core.state import Attempt, Incident, State
 
 
 def restart(state: State, now: float, policy: Policy) -> Decision | None:
@@ -20,6 +21,8 @@ def restart(state: State, now: float, policy: Policy) -> Decision | None:
     plan = next_attempt(state, incident, now)
     if plan is None:
         return None
+    if attempt.moved and not _is_newest(plan, attempt) and not upload_settled(state, now, policy):
+        return wait(state, "restart", "waiting for the upload of what the ranks saved last")
     action = StartRanks(
         attempt=attempt.number + 1,
         nodes=plan.nodes,
@@ -29,7 +32,7 @@ def restart(state: State, now: float, policy: Policy) -> Decision | None:
         exclude=plan.exclude,
     )
     reason = f"{incident.cause}; {_where(attempt.nodes, plan.nodes)}, {_origin(plan.restore)}"
-    rule = "restart_in_place" if plan.nodes == attempt.nodes else "spare_takes_over"
+    rule = _rule(attempt.nodes, plan.nodes)
     evidence = (*incident.evidence, attempt.verdict_seq)
     return make(state, rule, action, reason, evidence, action.attempt)
 
@@ -55,15 +58,23 @@ def next_attempt(state: State, incident: Incident, now: float) -> Plan | None:
         restore = choose(state, nodes)
         if restore is not None or not exclude or not has_history(state):
             return Plan(nodes=nodes, restore=restore, exclude=exclude)
-    nodes = place(state)
+    nodes = place(state) or place_smaller(state)
     if nodes is None:
         return None
     return Plan(nodes=nodes, restore=choose(state, nodes), exclude=())
 
 
+def _is_newest(plan: Plan, attempt: Attempt) -> bool:
+    """Whether the plan starts from the last step that the attempt made."""
+    return plan.restore is not None and plan.restore.step >= attempt.max_step
+
+
 def node_to_exclude(state: State, incident: Incident, now: float) -> tuple[str, ...]:
-    """Return the node that gets no more ranks: node evidence, or recurrence on that node."""
-    if incident.node is None:
+    """Return the node that gets no more ranks: node evidence, or recurrence on that node.
+
+    None once many were excluded lately: then the fault is hardly theirs, and a person must look.
+    """
+    if incident.node is None or state.excluded_lately >= state.policy.exclusion_limit:
         return ()
     if incident.fault_class == "node" and incident.fault != "node_lost":
         return (incident.node,)
@@ -73,9 +84,19 @@ def node_to_exclude(state: State, incident: Incident, now: float) -> tuple[str, 
     return ()
 
 
+def _rule(before: tuple[str, ...], after: tuple[str, ...]) -> str:
+    if before == after:
+        return "restart_in_place"
+    if len(before) == len(after):
+        return "spare_takes_over"
+    return "shrink" if len(after) < len(before) else "grow"
+
+
 def _where(before: tuple[str, ...], after: tuple[str, ...]) -> str:
     if before == after:
         return "restart on the same nodes"
+    if len(before) != len(after):
+        return f"go on with {len(after)} nodes instead of {len(before)}"
     swaps = [
         f"{new} takes the place of {old}"
         for old, new in zip(before, after, strict=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Decision, Launch, StartRanks
+from orchestrator.core.actions import Decision, Launch, NoteNode, StartRanks
 from orchestrator.core.decide import decide
 from orchestrator.core.events import Event, Origin, Record, StagedShard
 from orchestrator.core.fold import fold
@@ -27,6 +27,7 @@ class Story:
     epoch: int = 1
     state: State = field(default_factory=State)
     records: list[Record] = field(default_factory=list)
+    notes: list[NoteNode] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.says(
@@ -62,13 +63,19 @@ class Story:
         return found[0] if found else None
 
     def decides(self) -> list[Decision]:
-        """Decide and write until nothing is left to decide."""
+        """Decide and write until nothing is left; what goes to the ledger is kept apart."""
         made: list[Decision] = []
-        while (decision := self.next()) is not None:
-            made.append(decision)
-            assert len(made) < 20, "the rules never come to rest"
+        for _ in range(20):
+            decision = self.next()
+            if decision is None:
+                return made
             self.says(ev.DecisionMade(decision=decision))
-        return made
+            if isinstance(decision.action, NoteNode):
+                self.notes.append(decision.action)
+                self.done(decision)
+            else:
+                made.append(decision)
+        raise AssertionError("the rules never come to rest")
 
     def decides_one(self) -> Decision:
         made = self.decides()

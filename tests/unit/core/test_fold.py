@@ -6,7 +6,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import Decision, SetInterval
 from orchestrator.core.events import Origin
 from orchestrator.core.fold import HANDLERS, KEPT_UPLOADS, fold
-from orchestrator.core.state import AttemptPhase, RunPhase, State
+from orchestrator.core.state import AllocationPhase, AttemptPhase, RunPhase, State
 from tests.unit.core.story import Story
 
 
@@ -356,7 +356,8 @@ def test_an_answered_action_is_no_longer_pending() -> None:
     assert list(story.state.pending) == [decision.key]
     story.done(decision, detail="job-1").done(decision, ok=False)
     assert story.state.pending == {}
-    assert (story.state.job, story.state.job_state) == ("job-1", "running")
+    (given,) = story.state.allocations
+    assert (given.job, given.phase) == ("job-1", AllocationPhase.RUNNING)
 
 
 def test_orders_for_an_attempt_end_with_it() -> None:

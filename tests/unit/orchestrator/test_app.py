@@ -12,7 +12,7 @@ import pytest
 from orchestrator import app
 from orchestrator.config import RunConfig, freeze
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Decision, Finish, Outcome
+from orchestrator.core.actions import Decision, Finish, Launch, Outcome
 from orchestrator.core.events import Event, Record
 from orchestrator.core.policy import Policy
 from orchestrator.errors import (
@@ -219,9 +219,11 @@ def test_an_empty_journal_is_a_new_run(tmp_path: Path) -> None:
 
 def test_a_run_under_way_is_taken_up_where_it_stands(tmp_path: Path) -> None:
     config = run_config(tmp_path)
-    story(config, ev.JobObserved(job="7", state="running"))
+    launch = Decision(key="small/0/launch/1", rule="launch", action=Launch(nodes=1), reason="so")
+    done = ev.ActionDone(key=launch.key, ok=True, detail="7")
+    story(config, ev.DecisionMade(decision=launch), done)
     state, _ = app.prepare(config)
-    assert (state.job, state.over) == ("7", False)
+    assert ([a.job for a in state.living_allocations], state.over) == (["7"], False)
 
 
 def test_a_finished_run_is_not_started_again(tmp_path: Path) -> None:

@@ -14,17 +14,30 @@ from orchestrator.core.actions import (
     Action,
     Commit,
     Finish,
+    GiveBack,
     Launch,
+    NoteNode,
     Outcome,
     SetInterval,
     Snapshot,
     StartRanks,
     StopRanks,
+    Unhold,
     Wait,
 )
 from orchestrator.core.events import Event, ShardUploaded
+from orchestrator.core.ledger import Entry, NodeIncident
 from orchestrator.core.policy import Policy
-from orchestrator.core.state import Attempt, AttemptPhase, Node, Pending, State
+from orchestrator.core.state import (
+    Allocation,
+    AllocationPhase,
+    Attempt,
+    AttemptPhase,
+    Node,
+    Pending,
+    State,
+)
+from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import AllocationSpec
 from orchestrator.supervisor import execute
 from orchestrator.supervisor.execute import Context, Executor
@@ -57,6 +70,19 @@ class Ears:
         self.gone.append(nodes)
 
 
+class Notes:
+    """A ledger that remembers, or is out of reach."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.problem = ""
+
+    def note(self, entry: Entry) -> None:
+        if self.problem:
+            raise LedgerUnavailable(self.problem)
+        self.entries.append(entry)
+
+
 def node(name: str, **changes: Any) -> Node:
     return Node(
         name=name,
@@ -65,7 +91,13 @@ def node(name: str, **changes: Any) -> Node:
         address=f"10.0.0.{name[1:]}",
         metrics_url="",
         joined_seq=1,
+        job=changes.get("job", ""),
     )
+
+
+def allocation(job: str) -> Allocation:
+    phase = AllocationPhase.RUNNING if job else AllocationPhase.ASKED
+    return Allocation(key=f"key of {job}", nodes=3, asked_at=0.0, seq=1, job=job, phase=phase)
 
 
 def under_way(**changes: Any) -> State:
@@ -91,7 +123,7 @@ def under_way(**changes: Any) -> State:
     return State(
         policy=Policy(budget={}, kill_grace_s=3.0, stop_save_s=9.0),
         epoch=5,
-        job="7",
+        allocations=(allocation("7"),),
         attempt=attempt,
         nodes={"n0": node("n0"), "n1": node("n1"), "n2": node("n2", alive=False)},
         uploads={(30, 2): shards},
@@ -109,7 +141,9 @@ class Bench:
         spec = AllocationSpec(key="", name="big", nodes=0, gpus_per_node=8, run_dir=Path("/r"))
         context = Context(state=lambda: state, step_ahead=lambda: ahead, emit=self.emitted.append)
         ears: Any = self.ears
-        self.executor = Executor(ears, self.launcher, store, spec, context)
+        self.ledger = Notes()
+        ledger: Any = self.ledger
+        self.executor = Executor(ears, self.launcher, store, ledger, spec, context)
 
     async def does(self, action: Action, key: str = "big/2/do/1") -> ev.ActionDone:
         self.executor.start(Pending(key=key, action=action, seq=1, at=0.0))
@@ -256,7 +290,7 @@ def test_an_end_tells_the_living_agents_and_gives_the_allocation_back() -> None:
 @pytest.mark.parametrize("job", ["7", ""])
 def test_an_allocation_is_given_back_also_when_asking_for_it_failed(job: str) -> None:
     async def main() -> None:
-        bench = Bench(replace(under_way(), job=job))
+        bench = Bench(replace(under_way(), allocations=(allocation(job),)))
         given_back: list[str] = []
         bench.launcher.cancel = given_back.append  # type: ignore[method-assign]
         assert (await bench.does(Finish(outcome=Outcome.FAILED))).ok
@@ -265,11 +299,87 @@ def test_an_allocation_is_given_back_also_when_asking_for_it_failed(job: str) ->
     play(main())
 
 
+def test_all_allocations_are_given_back_at_the_end() -> None:
+    async def main() -> None:
+        gone = replace(allocation("6"), phase=AllocationPhase.GONE)
+        bench = Bench(replace(under_way(), allocations=(gone, allocation("7"), allocation("8"))))
+        given_back: list[str] = []
+        bench.launcher.cancel = given_back.append  # type: ignore[method-assign]
+        assert (await bench.does(Finish(outcome=Outcome.FINISHED))).ok
+        assert sorted(given_back) == ["7", "8"]
+
+    play(main())
+
+
+def test_only_the_agents_of_an_allocation_leave_before_it_is_given_back() -> None:
+    async def main() -> None:
+        nodes = {"n0": node("n0", job="7"), "n1": node("n1", job="8")}
+        bench = Bench(replace(under_way(), nodes=nodes))
+        given_back: list[str] = []
+        bench.launcher.cancel = given_back.append  # type: ignore[method-assign]
+        assert (await bench.does(GiveBack(job="8"), "k")).ok
+        assert [(name, key) for name, key, *_ in bench.ears.orders] == [("n1", "k/n1")]
+        assert bench.ears.gone == [("n1",)]
+        assert given_back == ["8"]
+
+    play(main())
+
+
+def test_a_launch_names_the_nodes_that_are_not_wanted() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        wanted: list[AllocationSpec] = []
+
+        def submit(spec: AllocationSpec) -> str:
+            wanted.append(spec)
+            return "9"
+
+        bench.launcher.submit = submit  # type: ignore[method-assign]
+        assert (await bench.does(Launch(nodes=2, exclude=("n5",)), "k")).detail == "9"
+        assert [(s.key, s.nodes, s.exclude) for s in wanted] == [("k", 2, ("n5",))]
+
+    play(main())
+
+
+def test_a_held_allocation_is_let_go_or_the_refusal_is_told() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        let_go: list[tuple[str, tuple[str, ...]]] = []
+        bench.launcher.unhold = lambda job, exclude: let_go.append((job, tuple(exclude)))  # type: ignore[method-assign]
+        assert (await bench.does(Unhold(job="7", exclude=("n5",)))).ok
+        assert let_go == [("7", ("n5",))]
+        del bench.launcher.unhold
+        assert (await bench.does(Unhold(job="7"), "again")).detail == "7 is not held"
+
+    play(main())
+
+
+def test_an_incident_is_noted_at_the_time_of_the_decision() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        incident = NoteNode(node="n1", incident=4, fault="gpu", cause="fell off", excluded_s=9.0)
+        assert (await bench.does(incident)).ok
+        expected = NodeIncident(
+            at=0.0,
+            node="n1",
+            run="big",
+            incident=4,
+            fault="gpu",
+            cause="fell off",
+            excluded_s=9.0,
+        )
+        assert bench.ledger.entries == [expected]
+        bench.ledger.problem = "no space left"
+        assert (await bench.does(incident, "again")).detail == "no space left"
+
+    play(main())
+
+
 def test_an_end_waits_for_the_launch_that_it_must_undo() -> None:
     """Agents that start behind the end would wait a day for a supervisor."""
 
     async def main() -> None:
-        bench = Bench(replace(under_way(), job=""))
+        bench = Bench(replace(under_way(), allocations=()))
         gate, given_back = threading.Event(), []
         submit = bench.launcher.submit
 

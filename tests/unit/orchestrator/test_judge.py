@@ -1,8 +1,29 @@
+from dataclasses import replace
+
 import pytest
 
 from monitors.faults import FaultKind
-from orchestrator.core.state import Attempt, AttemptPhase, Clue
-from orchestrator.supervisor.judge import verdict_on
+from orchestrator.core.events import FaultJudged
+from orchestrator.core.state import Attempt, AttemptPhase, Clue, Node
+from orchestrator.supervisor import judge
+
+
+def verdict_on(attempt: Attempt, **warned: str) -> FaultJudged:
+    """The verdict, with the signal that each node was warned by."""
+    nodes = {
+        name: Node(
+            name=name,
+            incarnation="i",
+            alive=True,
+            address="",
+            metrics_url="",
+            joined_seq=1,
+            job="7",
+            warned=warned.get(name, ""),
+        )
+        for name in attempt.nodes
+    }
+    return judge.verdict_on(attempt, nodes)
 
 
 def over(*clues: Clue) -> Attempt:
@@ -123,3 +144,27 @@ def test_no_evidence_at_all_is_unknown() -> None:
     assert verdict.fault == FaultKind.UNKNOWN.value
     assert verdict.evidence == ()
     assert verdict.cause
+
+
+def test_a_planned_move_is_nobodys_fault() -> None:
+    attempt = replace(over(), moved="moved", moved_why="n0 is to be left (drained)", moved_seq=9)
+    verdict = verdict_on(attempt)
+    assert (verdict.fault, verdict.fault_class) == ("moved", "free")
+    assert (verdict.node, verdict.cause) == (None, "n0 is to be left (drained)")
+    assert verdict.evidence == (9,)
+
+
+def test_a_fault_during_a_planned_move_is_judged_as_a_fault() -> None:
+    killed = ended(5, 1, -9)
+    attempt = replace(over(killed), moved="moved", moved_seq=4, first_trouble=killed)
+    assert verdict_on(attempt).fault == "rank_killed"
+
+
+@pytest.mark.parametrize("code", [-15, 143, 1])
+def test_ranks_that_end_with_their_allocation_have_not_failed(code: int) -> None:
+    first = ended(5, 1, code)
+    attempt = replace(over(first), first_trouble=first)
+    verdict = verdict_on(attempt, n1="TERM")
+    assert (verdict.fault, verdict.fault_class) == ("allocation_ended", "free")
+    assert "7" in verdict.cause
+    assert verdict_on(attempt, n1="USR2").fault_class == "process"

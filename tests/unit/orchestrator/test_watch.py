@@ -9,7 +9,6 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Restore, Source
 from orchestrator.core.state import Attempt, AttemptPhase, Node, State
-from orchestrator.launch.launcher import Allocation
 from orchestrator.supervisor.watch import PROGRESS_LONGEST_S, PROGRESS_SHORTEST_S, Watch
 from orchestrator.wire import RankReport, Report
 
@@ -34,7 +33,7 @@ def running(**changes: Any) -> State:
         ordered_seq=1,
     )
     nodes = {name: node(name) for name in ("n0", "n1", "n2")}
-    return State(attempt=replace(attempt, **changes), nodes=nodes, job="7", job_state="running")
+    return State(attempt=replace(attempt, **changes), nodes=nodes)
 
 
 def rank(number: int, **changes: Any) -> RankReport:
@@ -261,55 +260,3 @@ def test_a_supervisor_that_was_away_itself_calls_nobody_silent_or_late() -> None
     assert not of(watch.heartbeats(running(), T + 60), ev.RankOverdue)
     assert watch.silent(running(), LIMIT_S, T + 60 + LIMIT_S + 1)
     assert watch.step_ahead(T + 60) > 600, "the ranks did not stand still"
-
-
-def seen(**nodes: bool) -> Allocation:
-    return Allocation(job="7", running=any(nodes.values()), nodes=nodes)
-
-
-def test_a_node_whose_agent_is_gone_is_lost_at_once() -> None:
-    watch = Watch(started=T)
-    watch.connected("n1", T)
-    watch.disconnected("n1", T + 1)
-    events = watch.allocation(running(), seen(n0=True, n1=False, n2=True), T + 1.2)
-    (lost,) = of(events, ev.AgentLost)
-    assert (lost.node, lost.incarnation) == ("n1", "i1")
-    assert lost.silent_s == pytest.approx(0.2)
-    assert "gone" in lost.why
-
-
-def test_a_connected_agent_is_not_gone_whatever_the_launcher_says() -> None:
-    watch = Watch(started=T)
-    watch.connected("n1", T)
-    assert not watch.allocation(running(), seen(n0=True, n1=False), T)
-
-
-def test_a_node_that_the_launcher_cannot_tell_about_is_not_gone() -> None:
-    assert not Watch(started=T).allocation(running(), seen(n0=True), T)
-
-
-def test_nodes_that_never_joined_or_are_lost_already_are_no_news() -> None:
-    state = replace(running(), nodes={"n0": node("n0", alive=False)})
-    assert not Watch(started=T).allocation(state, seen(n0=False, n9=False, n1=True), T)
-
-
-def test_an_allocation_in_the_queue_is_told_with_its_reason_and_once() -> None:
-    waits = Allocation(job="7", running=True, nodes={}, queued="pending, Priority")
-    events = Watch(started=T).allocation(running(), waits, T)
-    assert [(e.state, e.why) for e in of(events, ev.JobObserved)] == [
-        ("queued", "pending, Priority")
-    ]
-    known = replace(running(), job_state="queued", job_why="pending, Priority")
-    assert not Watch(started=T).allocation(known, waits, T)
-    has_nodes = replace(waits, queued="")
-    events = Watch(started=T).allocation(known, has_nodes, T)
-    assert [e.state for e in of(events, ev.JobObserved)] == ["running"]
-
-
-def test_a_change_of_the_allocation_is_told_once() -> None:
-    gone = Allocation(job="7", running=False, nodes={})
-    events = Watch(started=T).allocation(running(), gone, T)
-    assert [(e.job, e.state) for e in of(events, ev.JobObserved)] == [("7", "gone")]
-    assert not Watch(started=T).allocation(replace(running(), job_state="gone"), gone, T)
-    other = replace(gone, job="8")
-    assert not Watch(started=T).allocation(running(), other, T)

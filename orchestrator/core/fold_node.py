@@ -1,0 +1,103 @@
+"""How facts about nodes and their agents change the state."""
+
+from dataclasses import replace
+
+from orchestrator.core import events as ev
+from orchestrator.core import fold_allocation as allocations
+from orchestrator.core import fold_attempt as attempts
+from orchestrator.core.events import Record
+from orchestrator.core.state import Node, State
+
+
+def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
+    """An agent said hello."""
+    before = state.nodes.get(event.node)
+    if state.is_fenced(event.node, event.incarnation):
+        return state
+    former = before.former if before else frozenset()
+    warned = next((a.warned for a in state.allocations if a.job and a.job == event.job), "")
+    if before is not None and before.incarnation == event.incarnation:
+        if event.attempt and not before.alive:
+            return state  # lost, and its ranks still run
+        warned = warned or before.warned
+    elif before is not None:
+        former |= {before.incarnation}
+        why = "its agent was replaced by a new one"
+        state = attempts.lose_node(state, record, event.node, why, since_s=0.0)
+    in_ledger = event.node in state.ledger
+    excluded = before.excluded if before else ""
+    node = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        alive=True,
+        address=event.address,
+        metrics_url=event.metrics_url,
+        joined_seq=record.seq,
+        job=event.job,
+        excluded=state.ledger.get(event.node, excluded),
+        in_ledger=in_ledger,
+        leaving=before.leaving if before else "",
+        warned=warned,
+        former=former,
+        staged=event.staged,
+    )
+    return with_node(state, node)
+
+
+def lost(state: State, record: Record, event: ev.AgentLost) -> State:
+    """An agent is gone, and what its node held in memory with it."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    gone = replace(node, alive=False, lost_why=event.why, staged=())
+    state = with_node(state, gone)
+    return attempts.lose_node(state, record, event.node, event.why, event.silent_s)
+
+
+def warned(state: State, record: Record, event: ev.AgentWarned) -> State:
+    """An agent was told that its allocation ends, and with it all the others of that one."""
+    node = state.nodes.get(event.node)
+    if node is None:
+        return state
+    state = allocations.warned(state, node.job, event.signal)
+    names = {event.node} | {n.name for n in state.nodes.values() if node.job and n.job == node.job}
+    nodes = {
+        name: replace(n, warned=event.signal) if name in names and n.warned != "TERM" else n
+        for name, n in state.nodes.items()
+    }
+    return replace(state, nodes=nodes)
+
+
+def leaving(state: State, record: Record, event: ev.NodeLeaving) -> State:
+    """The site wants a node back, or does not any more."""
+    node = state.nodes.get(event.node)
+    return state if node is None else with_node(state, replace(node, leaving=event.why))
+
+
+def ledger_read(state: State, record: Record, event: ev.LedgerRead) -> State:
+    """What the ledger excludes is excluded; what it excluded and does not any more is not."""
+
+    def again(node: Node) -> Node:
+        if node.name in event.excluded:
+            return replace(node, excluded=event.excluded[node.name], in_ledger=True)
+        return replace(node, excluded="", in_ledger=False) if node.in_ledger else node
+
+    return replace(
+        state,
+        nodes={name: again(node) for name, node in state.nodes.items()},
+        ledger=event.excluded,
+        excluded_lately=event.excluded_lately,
+    )
+
+
+def staged(state: State, record: Record, event: ev.Staged) -> State:
+    """What lies in a living node's memory."""
+    node = state.nodes.get(event.node)
+    if node is None or not node.alive:
+        return state
+    return with_node(state, replace(node, staged=event.shards))
+
+
+def with_node(state: State, node: Node) -> State:
+    """Return the state with a node added or replaced."""
+    return replace(state, nodes={**state.nodes, node.name: node})
