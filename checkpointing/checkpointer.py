@@ -28,6 +28,7 @@ from checkpointing.errors import (
     StageBusy,
     StageRefused,
 )
+from checkpointing.guard import TermGuard
 from checkpointing.restore import Point, restore_from_memory, restore_from_store
 from checkpointing.slot import Control, Phase, RankSlot, SlotReading
 from checkpointing.stage.stager import Stager
@@ -63,6 +64,7 @@ class Checkpointer:
             if environment
             else None
         )
+        self._guard: TermGuard | None = None
         self._control: Control | None = None
         self._interval = 0
         self._staged_step = -1
@@ -74,11 +76,18 @@ class Checkpointer:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Checkpointer":
-        """Make one from the `EVERSTEP_*` and torchrun variables of this process."""
+        """Make one from the `EVERSTEP_*` and torchrun variables of this process.
+
+        From here on SIGTERM no longer ends the process, unless the agent announced it: a rank
+        whose allocation ends has to live until it has saved. A script that handles SIGTERM itself,
+        before or after this, keeps its own handler.
+        """
         environment = RankEnvironment.read(os.environ if environ is None else environ)
         if environment is None:
             _log.warning("not started by everstep: no heartbeats, no checkpoints, start at step 0")
-        return cls(environment)
+        checkpointer = cls(environment)
+        checkpointer._guard_itself()
+        return checkpointer
 
     @property
     def should_stop(self) -> bool:
@@ -260,6 +269,13 @@ class Checkpointer:
         self._reading = replace(self._reading, step=step, loss=loss, step_s=smooth, tokens=tokens)
         self._beat(Phase.STEP, self._allowed(1.0))
 
+    def _guard_itself(self) -> None:
+        if self._slot is not None:
+            slot = self._slot
+            self._guard = TermGuard.install(lambda: bool((now := slot.control()) and now.terminate))
+            self._reading = replace(self._reading, guarded=self._guard is not None)
+            self._slot.publish(self._reading)
+
     def _follow_control(self, step: int) -> None:
         control = self._slot.control() if self._slot else None
         if control is not None:
@@ -277,6 +293,7 @@ class Checkpointer:
             phase_since=time.monotonic(),
             allowed_s=allowed_s,
             beats=self._reading.beats + 1,
+            guarded=self._guard is not None and self._guard.holds,
         )
         if self._slot is not None:
             self._slot.publish(self._reading)

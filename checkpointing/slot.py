@@ -16,12 +16,13 @@ from typing import Final
 from checkpointing.errors import SlotInvalid
 from checkpointing.seqlock import Record
 
-_MAGIC: Final = b"EVSTSLT1"
+_MAGIC: Final = b"EVSTSLT2"
 _SIZE: Final = 4096
 _BEAT_AT: Final = 64
 _CONTROL_AT: Final = 2048
-_BEAT: Final = "<qqqdddddqqqq"  # pid step phase since allowed loss step_s stall_s, four counters
-_CONTROL: Final = "<qqqq"
+# pid step phase since allowed loss step_s stall_s, four counters, guarded
+_BEAT: Final = "<qqqdddddqqqqq"
+_CONTROL: Final = "<qqqqq"
 
 
 class Phase(StrEnum):
@@ -55,6 +56,8 @@ class SlotReading:
         saves: Saves staged.
         skipped_saves: Saves left out because no slot was free.
         tokens: Tokens trained so far, 0 when not told.
+        guarded: SIGTERM ends it only when announced (`Control.terminate`), and not while its main
+            thread waits inside a library: end it with SIGKILL.
     """
 
     pid: int
@@ -69,6 +72,7 @@ class SlotReading:
     saves: int = 0
     skipped_saves: int = 0
     tokens: int = 0
+    guarded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +84,14 @@ class Control:
         effective_step: First step at which `interval_steps` holds, so that all ranks change at one.
         snapshot_step: Save after this step as well; -1 for none.
         stop_step: Save after this step and leave the loop; -1 for none.
+        terminate: The next SIGTERM is the agent's: end at once.
     """
 
     interval_steps: int
     effective_step: int = 0
     snapshot_step: int = -1
     stop_step: int = -1
+    terminate: bool = False
 
 
 def create(path: Path) -> None:
@@ -122,12 +128,13 @@ class _Mapped:
         values = self._control.read()
         if values is None:
             return None
-        interval, effective, snapshot, stop = (int(value) for value in values)
+        interval, effective, snapshot, stop, terminate = (int(value) for value in values)
         return Control(
             interval_steps=interval,
             effective_step=effective,
             snapshot_step=snapshot,
             stop_step=stop,
+            terminate=bool(terminate),
         )
 
     def close(self) -> None:
@@ -155,6 +162,7 @@ class RankSlot(_Mapped):
             reading.saves,
             reading.skipped_saves,
             reading.tokens,
+            int(reading.guarded),
         )
 
 
@@ -167,7 +175,7 @@ class SlotView(_Mapped):
         if values is None:
             return None
         pid, step, phase, since, allowed, loss, step_s, stall_s, *counters = values
-        beats, saves, skipped, tokens = (int(value) for value in counters)
+        beats, saves, skipped, tokens, guarded = (int(value) for value in counters)
         return SlotReading(
             pid=int(pid),
             step=int(step),
@@ -181,6 +189,7 @@ class SlotView(_Mapped):
             saves=saves,
             skipped_saves=skipped,
             tokens=tokens,
+            guarded=bool(guarded),
         )
 
     def set_control(self, control: Control) -> None:
@@ -190,4 +199,5 @@ class SlotView(_Mapped):
             control.effective_step,
             control.snapshot_step,
             control.stop_step,
+            int(control.terminate),
         )

@@ -1,6 +1,8 @@
 import json
 import logging
 import math
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,13 @@ class Agent:
         for staged in arena.staged():
             arena.headers[staged.index].mark(staged.sequence, UploadState.UPLOADED)
         arena.close()
+
+
+@pytest.fixture(autouse=True)
+def sigterm() -> Iterator[None]:
+    """The guard is for ranks: let this process end by SIGTERM as before."""
+    yield
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture

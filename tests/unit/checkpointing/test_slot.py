@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,14 @@ def test_what_the_rank_publishes_is_what_the_agent_reads(path: Path) -> None:
         saves=3,
         skipped_saves=1,
         tokens=10**15,
+        guarded=True,
     )
     rank.publish(reading)
     assert view.read() == reading
+    rank.publish(SlotReading(pid=1))
+    read = view.read()
+    assert read is not None
+    assert not read.guarded
     view.close()
     rank.close()
 
@@ -65,8 +71,9 @@ def test_unmeasured_numbers_stay_unmeasured(path: Path) -> None:
 def test_control_reaches_the_rank(path: Path) -> None:
     view, rank = SlotView(path), RankSlot(path)
     control = Control(interval_steps=20, effective_step=100, snapshot_step=110, stop_step=-1)
-    view.set_control(control)
-    assert rank.control() == control
+    for asked in (control, replace(control, terminate=True)):
+        view.set_control(asked)
+        assert rank.control() == asked
     view.close()
     rank.close()
 
