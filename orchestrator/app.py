@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from checkpointing.store.base import ObjectStore
+from orchestrator.address import with_address
 from orchestrator.config import RunConfig, freeze, load, thaw
 from orchestrator.core.actions import Outcome
 from orchestrator.core.events import Record, RunRequested
@@ -29,7 +30,7 @@ from orchestrator.launch.launcher import Launcher
 from orchestrator.launch.local import LocalLauncher
 from orchestrator.preflight import preflight, timeouts_table
 from orchestrator.supervisor.journal import FileJournal, Journal, read_records
-from orchestrator.supervisor.lease import Lease
+from orchestrator.supervisor.lease import Holder, Lease, Said
 from orchestrator.supervisor.loop import Supervisor, Watcher
 from orchestrator.supervisor.sessions import read_or_make_token
 from orchestrator.views.history import History
@@ -61,7 +62,7 @@ def check(config_path: Path) -> Checked:
         NotFound: There is no such file.
     """
     config = load(config_path)
-    store = preflight(config)
+    store = preflight(with_address(config))
     text = f"{config.checkpoint.store}: reachable, writable, conditional puts work"
     return Checked(
         config=config,
@@ -70,28 +71,40 @@ def check(config_path: Path) -> Checked:
     )
 
 
-def run(config_path: Path, *, watcher: Watcher | None = None) -> Outcome:
+def run(
+    config_path: Path, *, watcher: Watcher | None = None, standby: Said | None = None
+) -> Outcome:
     """Supervise a run in the foreground until it is over.
 
     A run whose supervisor died is taken up where it stands; one that was stopped or failed goes
     on from its newest checkpoint.
 
+    Args:
+        config_path: A run file, or one that was frozen.
+        watcher: Sees all that happens.
+        standby: Wait for a living supervisor to end, which this is told of, instead of giving up.
+
     Raises:
         EverstepError: See `orchestrator.errors`; nothing half-made is left behind.
         KeyboardInterrupt: Interrupted; the ranks go on.
     """
-    config = load(config_path)
-    store = preflight(config)
+    config = read(config_path)
+    bound = with_address(config)
+    store = preflight(bound)
     run_dir = config.run_dir
-    is_new = not run_dir.exists()
+    is_new = not run_dir.exists() and standby is None
     lease: Lease | None = None
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        lease = Lease.take(run_dir / "lease")
+        was_over = outcome_of(run_dir) is not None
+        lease, has_waited = _lease(run_dir, standby)
+        if has_waited and not was_over and (outcome := outcome_of(run_dir)) is not None:
+            lease.release()
+            return outcome
         state, history = prepare(config)
         freeze(config, run_dir / "run.json")
         with contextlib.closing(FileJournal(run_dir / "journal.jsonl")) as journal:
-            supervisor = compose(config, state, history, journal, lease, store, watcher)
+            supervisor = compose(bound, state, history, journal, lease, store, watcher)
             final = serve(supervisor)
         lease.release()
     except (EverstepError, KeyboardInterrupt, OSError) as error:
@@ -107,6 +120,35 @@ def run(config_path: Path, *, watcher: Watcher | None = None) -> Outcome:
         raise
     assert final.outcome is not None
     return final.outcome
+
+
+def _lease(run_dir: Path, standby: Said | None) -> tuple[Lease, bool]:
+    """Return the lease, and whether it was waited for; SIGTERM ends that as Ctrl-C does."""
+    if standby is None:
+        return Lease.take(run_dir / "lease"), False
+    told: list[Holder] = []
+
+    def said(holder: Holder) -> None:
+        told.append(holder)
+        standby(holder)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return Lease.wait(run_dir / "lease", said), bool(told)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def read(path: Path) -> RunConfig:
+    """Read a run file, or one that was frozen; raises as `load` and `thaw` do."""
+    return thaw(path) if path.suffix == ".json" else load(path)
+
+
+def outcome_of(run_dir: Path) -> Outcome | None:
+    """Return what became of a run, None for one that lives or was never started."""
+    path = run_dir / "journal.jsonl"
+    state, _ = History.of(read_records(path) if path.exists() else ())
+    return state.outcome if state.over else None
 
 
 def compose(
@@ -151,8 +193,13 @@ def serve(supervisor: Supervisor) -> State:
     async def main() -> State:
         task = asyncio.ensure_future(supervisor.run())
         loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            if not task.cancelling():  # a second signal must not break off the farewell
+                task.cancel()
+
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, task.cancel)
+            loop.add_signal_handler(signum, end)
         try:
             return await task
         except asyncio.CancelledError:
@@ -264,8 +311,8 @@ def find_run(name_or_path: str) -> Path:
     given = Path(name_or_path)
     if (given / "journal.jsonl").exists():
         return given
-    if given.is_file() and given.suffix == ".toml":
-        given = load(given).run_dir
+    if given.is_file() and given.suffix in (".toml", ".json"):
+        given = read(given).run_dir
         if (given / "journal.jsonl").exists():
             return given
     if (Path("runs") / name_or_path / "journal.jsonl").exists():

@@ -6,14 +6,16 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from orchestrator import cli_submit
 from orchestrator.cli_nodes import nodes_app
 from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
-from orchestrator.exit_codes import MEANING, ExitCode
+from orchestrator.exit_codes import MEANING, OUTCOME_CODE, ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -73,11 +75,15 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="At the end, print the report as one JSON object.")
     ] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another supervisor lives, then take over.")
+    ] = False,
 ) -> None:
     """Supervise a run in the foreground until it is over, or take it up again."""
     from orchestrator import app as application
     from orchestrator.views.live import LiveView, PlainView
 
+    wait = partial(cli_submit.say_standing_by, config) if standby else None
     console = _console(stderr=as_json)
     view: LiveView | PlainView
     if plain or as_json or not console.is_terminal:
@@ -86,20 +92,31 @@ def run(
         view = LiveView(console)
     try:
         with view:
-            outcome = application.run(config, watcher=view.show)
+            outcome = application.run(config, watcher=view.show, standby=wait)
     except KeyboardInterrupt:
         again = f"`everstep run {config}` adopts them"
         typer.echo(f"everstep: interrupted; the ranks go on, {again}", err=True)
         raise
     run_dir = application.find_run(str(config))
     _summary(run_dir, as_json)
-    codes = {"finished": ExitCode.OK, "failed": ExitCode.RUN_FAILED, "stopped": ExitCode.STOPPED}
-    raise typer.Exit(int(codes[outcome.value]))
+    raise typer.Exit(int(OUTCOME_CODE[outcome.value]))
+
+
+app.command()(cli_submit.submit)
 
 
 @app.command()
-def check(config: ConfigArgument, as_json: AsJson = False) -> None:
+def check(
+    config: ConfigArgument,
+    as_json: AsJson = False,
+    render: Annotated[
+        bool, typer.Option("--render", help="Print what sbatch would get, and check no more.")
+    ] = False,
+) -> None:
     """Check a run's file, its script and its store; start nothing."""
+    if render:
+        cli_submit.show_scripts(config, as_json)
+        return
     from orchestrator import app as application
     from orchestrator.views.tables import check_view
     from orchestrator.views.units import count

@@ -10,6 +10,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from orchestrator.config_sections import (
+    AUTO,
     BudgetSection,
     CheckpointSection,
     JobSection,
@@ -37,14 +38,27 @@ class RunConfig(Section):
     server: ServerSection = ServerSection()
     slurm: SlurmSection = SlurmSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_host(cls, raw: Any) -> Any:
+        """Let nodes that are other machines find the supervisor without being told."""
+        match raw:
+            case {"nodes": {"launcher": "slurm"}, "server": {**server}}:
+                return {**raw, "server": {"host": AUTO, **server}}
+            case {"nodes": {"launcher": "slurm"}} if "server" not in raw:
+                return {**raw, "server": {"host": AUTO}}
+        return raw
+
     @model_validator(mode="after")
     def _fits_the_launcher(self) -> Self:
         """Refuse what cannot work with nodes that are other machines."""
         if self.nodes.launcher == "slurm" and not is_reachable(self.server.host):
             raise ValueError(
-                f"server.host: {self.server.host} cannot be reached from other nodes; give the "
-                "address of this machine that Slurm's nodes can connect to"
+                f"server.host: {self.server.host} cannot be reached from other nodes; write "
+                '"auto", or an address of this machine that Slurm\'s nodes can connect to'
             )
+        if self.nodes.launcher != "slurm" and self.server.host == AUTO:
+            raise ValueError('server.host: "auto" is for nodes.launcher = "slurm"; remove it')
         if self.nodes.launcher != "slurm" and self.slurm != SlurmSection():
             raise ValueError(
                 'slurm: only read with nodes.launcher = "slurm"; set that or remove it'

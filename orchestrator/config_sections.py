@@ -194,10 +194,29 @@ class BudgetSection(Section):
     exclusion_limit: Annotated[int, Field(ge=0)] = 5
 
 
-class ServerSection(Section):
-    """`[server]`: where agents and browsers find the supervisor; loopback unless told."""
+AUTO = "auto"
 
-    host: str = "127.0.0.1"
+
+def _listening_host(value: str) -> str:
+    try:
+        is_everywhere = ipaddress.ip_address(value.strip("[]")).is_unspecified
+    except ValueError:
+        is_everywhere = value == ""
+    if is_everywhere:
+        raise ValueError(
+            'no address that others could connect to: write "auto", or one of this machine\'s'
+        )
+    return value
+
+
+class ServerSection(Section):
+    """`[server]`: where agents and browsers find the supervisor; loopback unless told.
+
+    `host = "auto"` is the address by which other nodes reach the machine that the supervisor runs
+    on, found anew wherever it starts. It is the default with Slurm; `everstep submit` needs it.
+    """
+
+    host: Annotated[str, AfterValidator(_listening_host)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
 
@@ -231,6 +250,23 @@ OptionName = Annotated[str, AfterValidator(_sbatch_option)]
 OptionValue = Annotated[str | int | bool, PlainValidator(_sbatch_value)]
 
 
+class SupervisorSection(Section):
+    """`[slurm.supervisor]`: the small job that `everstep submit` makes for the supervisor.
+
+    `partition` and `account` are those of `[slurm]` unless given. With a time limit Slurm starts
+    the job again when it is reached; the ranks go on meanwhile.
+    """
+
+    partition: SbatchValue = ""
+    account: SbatchValue = ""
+    qos: SbatchValue = ""
+    reservation: SbatchValue = ""
+    time_min: Annotated[int, Field(ge=10)] | None = None
+    memory_mb: Annotated[int, Field(ge=256)] = 2_048
+    cpus: Annotated[int, Field(ge=1, le=64)] = 1
+    options: dict[OptionName, OptionValue] = {}
+
+
 class SlurmSection(Section):
     """`[slurm]`: what sbatch is told besides the shape of the run; "" is the cluster's default.
 
@@ -251,7 +287,23 @@ class SlurmSection(Section):
     options: dict[OptionName, OptionValue] = {}
     prologue: tuple[Word, ...] = ()
     export: tuple[VariableName, ...] = ()
+    supervisor: SupervisorSection = SupervisorSection()
 
     def plain(self) -> SlurmOptions:
         """Return it as the launcher wants it."""
-        return SlurmOptions(**{**self.model_dump(), "time_min": self.time_min or 0})
+        values = self.model_dump(exclude={"supervisor"})
+        return SlurmOptions(**{**values, "time_min": self.time_min or 0})
+
+    def plain_supervisor(self) -> SlurmOptions:
+        """Return what the supervisor's own job asks for; prologue and environment are shared."""
+        own = self.supervisor
+        return SlurmOptions(
+            partition=own.partition or self.partition,
+            account=own.account or self.account,
+            qos=own.qos,
+            reservation=own.reservation,
+            time_min=own.time_min or 0,
+            options={"mem": f"{own.memory_mb}M", "cpus-per-task": own.cpus, **own.options},
+            prologue=self.prologue,
+            export=self.export,
+        )

@@ -30,3 +30,23 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.INTERNAL: "a bug in everstep; the journal is intact",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C); the ranks go on, run it again to adopt them",
 }
+
+# What `run` ends with, by the outcome of the run.
+OUTCOME_CODE: dict[str, ExitCode] = {
+    "finished": ExitCode.OK,
+    "failed": ExitCode.RUN_FAILED,
+    "stopped": ExitCode.STOPPED,
+}
+
+# Starting `run` again after one of these would change nothing, or undo what a person wants. After
+# all others, and after an end by a signal, a run that lives is in need of a supervisor.
+FINAL = frozenset(
+    {
+        ExitCode.OK,
+        ExitCode.RUN_FAILED,
+        ExitCode.USAGE,
+        ExitCode.NOT_FOUND,
+        ExitCode.STOPPED,
+        ExitCode.INTERRUPTED,
+    }
+)

@@ -71,9 +71,14 @@ MISTAKES = [
     (LEAST + "[budget]\nnode_strikes = 0", "budget.node_strikes", "greater than or equal to 1"),
     (LEAST + "[budget]\nwindow_h = 0", "budget.window_h", "greater than 0"),
     (LEAST + "[server]\nport = 65536", "server.port", "less than or equal to 65535"),
-    (LEAST + '[nodes]\nlauncher = "slurm"', "server.host", "Slurm's nodes can connect to"),
     (SLURM + '[server]\nhost = "localhost"', "server.host", "cannot be reached"),
-    (SLURM + '[server]\nhost = "::"', "server.host", "cannot be reached"),
+    (SLURM + '[server]\nhost = "127.0.0.1"', "server.host", 'write "auto"'),
+    (SLURM + '[server]\nhost = "::"', "server.host", 'write "auto"'),
+    (LEAST + '[server]\nhost = "0.0.0.0"', "server.host", "others could connect to"),
+    (LEAST + '[server]\nhost = "[::]"', "server.host", "others could connect to"),
+    (LEAST + '[server]\nhost = ""', "server.host", "others could connect to"),
+    (LEAST + '[server]\nhost = "auto"', "server.host", 'nodes.launcher = "slurm"'),
+    ("server = 7\n" + SLURM, "server", "dictionary"),
     (LEAST + '[slurm]\npartition = "p"', "slurm", "nodes.launcher"),
     (ON_SLURM + 'partiton = "p"', "slurm.partiton", "spelling"),
     (ON_SLURM + 'partition = "p\\n#SBATCH --uid=0"', "slurm.partition", "one line"),
@@ -84,6 +89,13 @@ MISTAKES = [
     (ON_SLURM + "options = { mem = 1.5 }", "slurm.options.mem", "whole number"),
     (ON_SLURM + 'options = { mem = "1\\n2" }', "slurm.options.mem", "one line"),
     (ON_SLURM + 'prologue = "module load x"', "slurm.prologue", "write a list"),
+    (ON_SLURM + "supervisor = { time_min = 9 }", "slurm.supervisor.time_min", "equal to 10"),
+    (ON_SLURM + "supervisor = { nodes = 2 }", "slurm.supervisor.nodes", "unknown key"),
+    (
+        ON_SLURM + "supervisor = { options = { requeue = true } }",
+        "slurm.supervisor.options.requeue",
+        "everstep sets this",
+    ),
 ]
 
 
@@ -98,6 +110,28 @@ def test_a_mistake_is_one_line_that_names_the_key_and_the_fix(
     assert line.startswith(f"{path}: {key}: ")
     assert fix in line
     assert "\n" not in line
+
+
+def test_with_slurm_the_address_is_found_where_the_supervisor_runs(tmp_path: Path) -> None:
+    assert load(write(tmp_path, SLURM)).server.host == "auto"
+    assert load(write(tmp_path, SLURM + "[server]\nport = 80")).server.host == "auto"
+    assert load(write(tmp_path, ON_SLURM)).server.host == "10.0.0.1"
+    assert load(write(tmp_path, LEAST)).server.host == "127.0.0.1"
+
+
+def test_the_supervisors_job_has_the_runs_partition_and_account_but_its_own_size(
+    tmp_path: Path,
+) -> None:
+    text = 'partition = "gpu"\naccount = "lab"\nqos = "big"\nconstraint = "h200"\ntime_min = 90\n'
+    slurm = load(write(tmp_path, ON_SLURM + text + 'prologue = ["true"]')).slurm
+    small = slurm.plain_supervisor()
+    assert (small.partition, small.account, small.prologue) == ("gpu", "lab", ("true",))
+    assert (small.qos, small.constraint, small.time_min) == ("", "", 0)
+    assert small.options == {"mem": "2048M", "cpus-per-task": 1}
+    text += '[slurm.supervisor]\npartition = "cpu"\nqos = "long"\noptions = { mem = 0 }'
+    own = load(write(tmp_path, ON_SLURM + text)).slurm.plain_supervisor()
+    assert (own.partition, own.account, own.qos) == ("cpu", "lab", "long")
+    assert own.options["mem"] == 0
 
 
 @pytest.mark.parametrize(

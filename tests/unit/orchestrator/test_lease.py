@@ -1,8 +1,12 @@
+import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,8 @@ ELSEWHERE = "another-host"
 def write(folder: Path, epoch: int, **changes: object) -> Path:
     """Write what a holder of an epoch would have written."""
     folder.mkdir(exist_ok=True, parents=True)
-    value = {"host": ELSEWHERE, "pid": 1, "started": 1, "renewal": 0, "released": False}
+    value = {"host": ELSEWHERE, "place": "there", "pid": 1, "started": 1}
+    value |= {"renewal": 0, "released": False}
     path = folder / f"epoch-{epoch:08d}.json"
     path.write_text(json.dumps({**value, **changes}))
     return path
@@ -76,10 +81,18 @@ def test_a_dead_holder_on_this_host_is_followed_at_once(folder: Path) -> None:
 
 
 def test_a_later_process_with_the_holders_pid_is_not_the_holder(folder: Path) -> None:
-    import socket
-
-    write(folder, 1, host=socket.gethostname(), pid=os.getpid(), started=1)
+    write(folder, 1, place=leases._place(), pid=os.getpid(), started=1)
     assert Lease.take(folder).epoch == 2
+
+
+@pytest.mark.usefixtures("short")
+def test_a_machine_of_the_same_name_is_not_this_one(folder: Path) -> None:
+    """Containers repeat host names: a pid that is unknown here may live there."""
+    write(folder, 1, host=socket.gethostname(), pid=2**22 + 1)
+    holder = current_holder(folder)
+    assert holder is not None
+    assert not holder.is_dead
+    assert Lease.take(folder).epoch == 2, "after it was silent for the length of a lease"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"host": "a"'])
@@ -178,6 +191,141 @@ def test_a_holder_deposed_twice_over_finds_out_too(folder: Path) -> None:
     write(folder, 3)
     with pytest.raises(LeaseLost):
         lease.renew()
+
+
+def test_a_deposed_holder_does_not_even_release(folder: Path) -> None:
+    lease = Lease.take(folder)
+    write(folder, 2)
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    lease.release()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == before
+
+
+def test_a_holder_that_was_frozen_renews_before_it_believes_what_it_sees(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system shows what it knew until somebody writes."""
+    lease = Lease.take(folder)
+    lease.check()
+    holder = current_holder(folder)
+    assert holder is not None
+    assert holder.renewal == 0
+    later = leases._clock() + 60.0
+    monkeypatch.setattr(leases, "_clock", lambda: later)
+    lease.check()
+    holder = current_holder(folder)
+    assert holder is not None
+    assert holder.renewal == 1
+
+
+def waiting(folder: Path, then: Callable[[], object]) -> tuple[Lease, list[str]]:
+    """Wait for a lease, and let something happen when the holder has been named."""
+    told: list[str] = []
+
+    def said(holder: leases.Holder) -> None:
+        told.append(f"{holder.epoch}: {holder.where}")
+        then()
+
+    return Lease.wait(folder, said), told
+
+
+def test_who_waits_gets_a_lease_that_nobody_holds_at_once(folder: Path) -> None:
+    lease, told = waiting(folder, lambda: None)
+    assert (lease.epoch, told) == (1, [])
+
+
+@pytest.mark.usefixtures("short")
+def test_who_waits_takes_over_from_a_holder_that_leaves(folder: Path) -> None:
+    write(folder, 1)
+    lease, told = waiting(folder, lambda: write(folder, 1, released=True))
+    assert (lease.epoch, told) == (2, ["1: another-host, pid 1"])
+
+
+@pytest.mark.usefixtures("short")
+def test_who_waits_takes_over_from_a_holder_that_fell_silent(folder: Path) -> None:
+    write(folder, 1)
+    assert waiting(folder, lambda: None)[0].epoch == 2
+
+
+@pytest.mark.usefixtures("short")
+def test_who_waits_does_so_for_as_long_as_the_holder_renews(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+    real, looks = leases._newest, itertools.count()
+
+    def renews(place: Path) -> leases.Holder | None:
+        write(folder, 1, renewal=min(next(looks), 40))
+        return real(place)
+
+    monkeypatch.setattr(leases, "_newest", renews)
+    lease, told = waiting(folder, lambda: None)
+    assert lease.epoch == 2
+    assert len(told) == 1
+    assert next(looks) > 40
+
+
+@pytest.mark.usefixtures("short")
+def test_who_waits_goes_on_when_another_was_faster(folder: Path) -> None:
+    write(folder, 1)
+    told: list[int] = []
+
+    def said(holder: leases.Holder) -> None:
+        told.append(holder.epoch)
+        if holder.epoch == 1:
+            write(folder, 2)
+
+    assert Lease.wait(folder, said).epoch == 3
+    assert told == [1, 2]
+
+
+@pytest.mark.usefixtures("short")
+def test_who_waits_and_was_frozen_itself_looks_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder may have renewed a moment before the look that comes after the freeze."""
+    write(folder, 1)
+    vigil = leases._Vigil()
+    assert not vigil.look(folder)
+    monkeypatch.setattr(leases, "UNSURE_S", 0.05)
+    time.sleep(0.3)
+    assert not vigil.look(folder)
+
+
+@pytest.mark.usefixtures("short")
+def test_who_waits_outlives_a_file_system_that_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 1)
+    real, looks = leases._newest, itertools.count()
+
+    def fails(place: Path) -> leases.Holder | None:
+        if next(looks) in (1, 2):
+            raise OSError(116, "Stale file handle")
+        return real(place)
+
+    monkeypatch.setattr(leases, "_newest", fails)
+    assert Lease.wait(folder, lambda _: None).epoch == 2
+    assert next(looks) > 4
+
+
+def test_of_many_who_wait_each_gets_an_epoch_of_its_own(folder: Path) -> None:
+    write(folder, 4, released=True)
+    got: list[int] = []
+    gate = threading.Barrier(4)
+
+    def claim() -> None:
+        gate.wait()
+        lease = Lease.wait(folder, lambda _: None)
+        got.append(lease.epoch)
+        lease.release()
+
+    threads = [threading.Thread(target=claim) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [5, 6, 7, 8]
 
 
 def test_renewals_count_up(folder: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_version_is_told(everstep) -> None:
 
 def test_the_commands_are_these(everstep) -> None:
     names = {command.callback.__name__ for command in cli.app.registered_commands}
-    wanted = "run check status why events replay report stop snapshot"
+    wanted = "run submit check status why events replay report stop snapshot"
     assert names == set(wanted.split())
 
 
@@ -250,7 +250,7 @@ def test_stop_asks_the_supervisor(everstep, run_dir: Path, monkeypatch) -> None:
 def test_run_ends_with_the_code_of_its_outcome(
     everstep, run_dir: Path, monkeypatch, outcome: Outcome, code: ExitCode
 ) -> None:
-    def run(_: Path, *, watcher) -> Outcome:
+    def run(_: Path, *, watcher, standby) -> Outcome:
         state, history = History.of(whole_story().records)
         watcher(state, history, whole_story().records)
         return outcome
@@ -266,7 +266,7 @@ def test_run_ends_with_the_code_of_its_outcome(
 def test_run_with_json_keeps_standard_output_for_the_report(
     everstep, run_dir: Path, monkeypatch
 ) -> None:
-    def run(_: Path, *, watcher) -> Outcome:
+    def run(_: Path, *, watcher, standby) -> Outcome:
         state, history = History.of(whole_story().records)
         watcher(state, history, whole_story().records)
         return Outcome.FINISHED
@@ -279,7 +279,7 @@ def test_run_with_json_keeps_standard_output_for_the_report(
 
 
 def test_an_interrupted_run_is_code_130(everstep, monkeypatch) -> None:
-    def run(_: Path, *, watcher) -> Outcome:
+    def run(_: Path, *, watcher, standby) -> Outcome:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(application, "run", run)

@@ -1,0 +1,248 @@
+"""The supervisor's own job: small, one per run, started again by Slurm when its node dies.
+
+The job is known by name, comment and working directory, as an allocation is. Making one happens in
+a child with the environment of the allow-list, which Slurm takes over for the job.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pkgutil
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.launch.slurm_commands import (
+    SlurmRefused,
+    SlurmUnavailable,
+    allowed,
+    ask,
+    jobs_named,
+)
+from orchestrator.launch.slurm_options import SlurmOptions
+from orchestrator.launch.slurm_text import (
+    JobFate,
+    JobView,
+    SlurmJobState,
+    complaint,
+    is_no_answer,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.launch.slurm_executor import Executor
+
+PICKLE = "supervisor.pkl"
+SUBMIT_TIMEOUT_S = 120.0
+UNAVAILABLE_EXIT = 75  # sysexits.h, EX_TEMPFAIL: ask again
+WARN_S = 120  # Slurm may be a minute early, and asking it to start the job again takes moments
+SETTLE_S = 60.0
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSpec:
+    """The job of one run's supervisor.
+
+    Attributes:
+        run: The run's name.
+        folder: The job's own folder, where every node sees it; also the argument of `entry`.
+        options: What sbatch is told.
+        entry: `module:function` that the job calls with the folder.
+    """
+
+    run: str
+    folder: Path
+    options: SlurmOptions
+    entry: str = "orchestrator.supervisor_job:keep_supervising"
+
+    @property
+    def job_name(self) -> str:
+        """Its name in Slurm."""
+        return f"everstep-{self.run}-supervisor"
+
+    @property
+    def comment(self) -> str:
+        """Its comment in Slurm; no allocation has the same."""
+        return f"{self.run}/supervisor"
+
+
+def render(spec: SupervisorSpec) -> str:
+    """Return the batch script, byte for byte, that submitting hands to sbatch."""
+    return _executor(spec).script()
+
+
+def find(spec: SupervisorSpec) -> JobView | None:
+    """Return the run's supervisor job that waits or runs.
+
+    A job whose node died is completing for a while before Slurm queues it again.
+
+    Raises:
+        SlurmUnavailable: It is not known whether there is one.
+        SlurmRefused: Slurm does not say.
+    """
+    until = time.monotonic() + SETTLE_S
+    while True:
+        ours = [
+            job
+            for job in jobs_named(spec.job_name)
+            if job.comment == spec.comment and job.workdir == str(spec.folder)
+        ]
+        for job in ours:
+            if job.fate in (JobFate.PENDING, JobFate.RUNNING):
+                return job
+        if all(job.state is not SlurmJobState.COMPLETING for job in ours):
+            return None
+        if time.monotonic() >= until:
+            raise SlurmUnavailable(f"job {ours[-1].job} is still completing")
+        time.sleep(POLL_S)
+
+
+def submit(spec: SupervisorSpec, prepare: Callable[[], None]) -> tuple[JobView | None, str]:
+    """Submit the job unless there is one.
+
+    Args:
+        spec: What to submit; its folder exists.
+        prepare: Called before a new job is made, with nobody else about to make one.
+
+    Returns:
+        The job that was there, None for none, and the id of the one that is there now.
+
+    Raises:
+        SlurmUnavailable: It is not known whether there is one now; submitting again is safe.
+        SlurmRefused: There is none.
+    """
+    with (spec.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = find(spec)
+        if found is not None:
+            return found, found.job
+        prepare()
+        try:
+            return None, _submit_in_child(spec, lock.fileno())
+        except (SlurmUnavailable, SlurmRefused):
+            accepted = find(spec)  # Slurm may have taken it and not said so
+            if accepted is None:
+                raise
+            return None, accepted.job
+
+
+def requeue(job: str) -> None:
+    """Have Slurm end the job, this one included, and start it again.
+
+    Raises:
+        SlurmUnavailable: No answer.
+        SlurmRefused: Slurm will not.
+    """
+    ask(["scontrol", "requeue", job])
+
+
+def _submit_in_child(spec: SupervisorSpec, lock: int) -> str:
+    request = {**asdict(spec), "folder": str(spec.folder)}
+    command = [sys.executable, "-P", "-m", "orchestrator.launch.slurm_supervisor"]
+    command.append(json.dumps(request))
+    log, note = spec.folder / "submit.log", spec.folder / "job.json"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=allowed(os.environ, spec.options.export),
+            start_new_session=True,
+            pass_fds=(lock,),  # held for as long as anybody may still call sbatch
+        )
+        try:
+            code = child.wait(SUBMIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            text = f"submitting took longer than {SUBMIT_TIMEOUT_S:g} s"
+            raise SlurmUnavailable(text) from None
+    if code != 0:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        why = next((line for line in reversed(lines) if line.strip()), f"see {log}")
+        raise (SlurmUnavailable if code == UNAVAILABLE_EXIT else SlurmRefused)(why.strip())
+    return str(json.loads(note.read_text(encoding="utf-8"))["job"])
+
+
+def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
+    """Return the whole request in submitit's words. Pure."""
+    options, folder = spec.options, str(spec.folder)
+    # Slurm may accept the job and not say so: then nobody names the pickle after its number.
+    link = f'ln -s {PICKLE} {shlex.quote(folder)}/"$SLURM_JOB_ID"_submitted.pkl'
+    named = {"partition": options.partition, "account": options.account, "qos": options.qos}
+    more = {"reservation": options.reservation} if options.reservation else {}
+    return {
+        **{key: value for key, value in named.items() if value},
+        "job_name": spec.job_name,
+        "comment": spec.comment,
+        "nodes": 1,
+        "ntasks_per_node": 1,
+        "time": options.time_min or None,
+        "signal_delay_s": WARN_S,
+        "stderr_to_stdout": True,
+        "wckey": None,  # else submitit's own name, which sites with wckeys refuse
+        "additional_parameters": {
+            "requeue": True,
+            "chdir": folder,
+            "export": "ALL",  # all of the child's environment, which is an allow-list
+            **more,
+            **options.options,
+        },
+        "setup": [f"{link} 2>/dev/null || true", *options.prologue],
+    }
+
+
+def _executor(spec: SupervisorSpec) -> "Executor":
+    from orchestrator.launch.slurm_executor import Executor
+
+    # -P: the folder that the job runs in must not hide modules.
+    executor = Executor(spec.folder, python=f"{shlex.quote(sys.executable)} -P")
+    executor.update_parameters(**_parameters(spec))
+    return executor
+
+
+def _call_sbatch(spec: SupervisorSpec) -> str:
+    from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
+
+    supervise = pkgutil.resolve_name(spec.entry)
+    temporary = spec.folder / f".{PICKLE}.new"
+    DelayedSubmission(supervise, str(spec.folder)).dump(temporary)
+    temporary.replace(spec.folder / PICKLE)
+    try:
+        return str(_executor(spec).submit(supervise, str(spec.folder)).job_id)
+    except FailedSubmissionError as error:  # sbatch is content, but named no job
+        raise SlurmUnavailable(complaint(str(error))) from error
+    except FailedJobError as error:
+        said = str(error)
+        raise (SlurmUnavailable if is_no_answer(said) else SlurmRefused)(complaint(said)) from error
+
+
+def main() -> None:
+    """Be the child: submit what the command line says, and note the job's id.
+
+    Why Slurm said no, or nothing, is the last line on stderr.
+    """
+    raw = json.loads(sys.argv[1])
+    options = SlurmOptions(**raw.pop("options"))
+    spec = SupervisorSpec(**{**raw, "folder": Path(raw["folder"]), "options": options})
+    try:
+        job = _call_sbatch(spec)
+    except (SlurmUnavailable, SlurmRefused) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(UNAVAILABLE_EXIT if isinstance(error, SlurmUnavailable) else 1)
+    temporary = spec.folder / ".job.json.new"
+    temporary.write_text(json.dumps({"job": job}), encoding="utf-8")
+    temporary.replace(spec.folder / "job.json")
+
+
+if __name__ == "__main__":
+    main()
