@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,12 @@ from orchestrator.supervisor.allocations import changes, needs_a_fresh_look
 from orchestrator.supervisor.execute import Context, Executor
 from orchestrator.supervisor.journal import Journal
 from orchestrator.supervisor.lease import LEASE_S, Lease
+from orchestrator.supervisor.probe import Prober
 from orchestrator.supervisor.scrape import EVERY_S as SCRAPE_S
 from orchestrator.supervisor.scrape import Scraper
 from orchestrator.supervisor.server import Pages, Server
-from orchestrator.supervisor.sessions import Sessions
+from orchestrator.supervisor.sessions import Session, Sessions
+from orchestrator.supervisor.suspicion import Limits
 from orchestrator.supervisor.watch import Watch
 from orchestrator.views.history import History
 from orchestrator.views.metrics import render as render_metrics
@@ -46,6 +48,7 @@ OBSERVE_S = 0.25
 CATALOGUE_RETRY_S = 3.0
 LEDGER_S = 2.0
 LONGEST_TICK_S = 5.0
+STRANGER_S = 5.0
 
 Watcher = Callable[[State, History, Sequence[Record]], None]
 
@@ -88,8 +91,13 @@ class Supervisor:
         self._look_now = asyncio.Event()
         self._last_tick = time.monotonic()
         self._recorded = time.monotonic()
-        self.watch = Watch(started=time.monotonic())
-        self.sessions = Sessions(token, self._greet, self._fact, self._report, self._gone)
+        times = config.timeouts
+        limits = Limits(heartbeat_s=times.heartbeat_s, agent_lost_s=times.agent_lost_s)
+        self.watch = Watch(time.monotonic(), limits)
+        self._prober = Prober(self.watch.answered)
+        self.sessions = Sessions(
+            token, self._greet, self._fact, self._report, self._gone, self._is_former
+        )
         self.server = Server(config.server.host, config.server.port, self.sessions, self._pages())
         spec = AllocationSpec(
             key="",
@@ -163,6 +171,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._scraper.close()
+            await self._prober.close()
             await self._executor.close()
             await self.server.stop()
 
@@ -210,13 +219,15 @@ class Supervisor:
             if task.done():
                 task.result()
         now = time.monotonic()
-        if (away_s := now - self._last_tick) > LONGEST_TICK_S:
-            self.watch.was_away(away_s, now)
-        limit_s = self._config.timeouts.agent_lost_s
         batch += [Inbound(e) for e in self.watch.heartbeats(self.state, now)]
-        batch += [Inbound(e) for e in self.watch.silent(self.state, limit_s, now)]
+        lost, probes = self.watch.silent(self.state, now)
+        batch += [Inbound(e) for e in lost]
+        for probe in probes:
+            self._prober.send(probe)
         self._append(batch)
-        await self._acknowledge(batch)
+        self._acknowledge(batch)
+        for session in strangers(self.state, self.sessions.all(), batch, now):
+            session.cut()
         while self._decide_once():
             pass
         self._last_tick = time.monotonic()
@@ -288,17 +299,18 @@ class Supervisor:
         """
         return max(time.time(), self.state.at + time.monotonic() - self._recorded)
 
-    async def _acknowledge(self, batch: Sequence[Inbound]) -> None:
+    def _acknowledge(self, batch: Sequence[Inbound]) -> None:
         last: dict[str, Origin] = {}
         for inbound in batch:
             if inbound.origin is not None:
                 last[inbound.origin.node] = inbound.origin
         for origin in last.values():
-            await self.sessions.ack(origin.node, origin.incarnation, origin.n)
+            self.sessions.ack(origin.node, origin.incarnation, origin.n)
 
     def _greet(self, hello: Hello) -> Welcome:
-        now = time.monotonic()
-        self.watch.connected(hello.node, now)
+        if self._is_former(hello):  # nothing that it says counts; its ranks are to end
+            return Welcome(epoch=self._lease.epoch, acked=0, attempt=0)
+        self.watch.connected(hello.node, time.monotonic())
         self.emit(
             ev.AgentJoined(
                 node=hello.node,
@@ -317,12 +329,19 @@ class Supervisor:
             attempt=live_attempt_of(self.state, hello.node),
         )
 
+    def _is_former(self, hello: Hello) -> bool:
+        return self.state.is_fenced(hello.node, hello.incarnation)
+
     def _fact(self, hello: Hello, fact: Fact) -> None:
+        if self._is_former(hello):
+            return
         self.watch.alive(hello.node, time.monotonic())
         origin = Origin(node=hello.node, incarnation=hello.incarnation, n=fact.n)
         self._inbox.put_nowait(Inbound(fact.event, origin))
 
     def _report(self, hello: Hello, report: Report) -> None:
+        if self._is_former(hello):
+            return
         self.watch.reported(hello.node, report, time.monotonic())
 
     def _gone(self, hello: Hello) -> None:
@@ -411,3 +430,24 @@ def live_attempt_of(state: State, node: str) -> int:
     if attempt is None or not attempt.is_live:
         return 0
     return attempt.number if node in attempt.nodes and node not in attempt.lost else 0
+
+
+def strangers(
+    state: State, sessions: Iterable[Session], batch: Sequence[Inbound], now: float
+) -> Iterator[Session]:
+    """Yield the sessions of agents that do not count, so that they introduce themselves again.
+
+    Such an agent was given up while its hello waited to be counted, or is connected all the same:
+    it was welcomed to an attempt that goes on without it. One that was welcomed to none ends its
+    ranks and comes again by itself; it is helped on after a while.
+    """
+    events = [inbound.event for inbound in batch]
+    joined = {event.node for event in events if isinstance(event, ev.AgentJoined)}
+    lost = {event.node for event in events if isinstance(event, ev.AgentLost)}
+    for session in sessions:
+        node = session.hello.node
+        if state.is_current(node, session.hello.incarnation):
+            continue
+        is_misled = node in joined and session.welcome.attempt != live_attempt_of(state, node)
+        if is_misled or node in lost or now - session.since > STRANGER_S:
+            yield session

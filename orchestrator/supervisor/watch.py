@@ -2,9 +2,11 @@
 
 Heartbeats come many times a second and only a few matter: a new phase, a rank that is overdue, a
 silent agent, and now and then how far the run is. Ages are measured by the side that saw the
-event; this module adds its own monotonic clock only to tell how long an agent has been silent.
+event; this module adds its own monotonic clock only to tell how long an agent has been silent,
+which `liveness` judges.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,8 +19,13 @@ from orchestrator.core.events import (
     Progress,
     RankOverdue,
 )
-from orchestrator.core.state import Attempt, State
+from orchestrator.core.state import Attempt, RunPhase, State
+from orchestrator.supervisor.liveness import Liveness
+from orchestrator.supervisor.probe import Answered, Probe, address_of
+from orchestrator.supervisor.suspicion import Limits
 from orchestrator.wire import RankReport, Report
+
+log = logging.getLogger(__name__)
 
 STARTED = ("restore", "step", "checkpoint", "eval", "finish")
 STEPPING = ("step", "checkpoint", "eval", "finish")
@@ -40,11 +47,10 @@ class Beat:
 class Watch:
     """Remembers the latest reports; everything else is in the state."""
 
-    def __init__(self, started: float) -> None:
-        self._started = started
+    def __init__(self, started: float, limits: Limits) -> None:
+        self._liveness = Liveness(limits, started)
         self._attempt = 0
         self._ranks: dict[int, tuple[float, RankReport]] = {}
-        self._nodes: dict[str, float] = {}
         self._connected: set[str] = set()
         self._announced: set[tuple[str, int]] = set()
         self._next_progress = 0.0
@@ -53,21 +59,20 @@ class Watch:
     def connected(self, node: str, now: float) -> None:
         """An agent said hello."""
         self._connected.add(node)
-        self._nodes[node] = now
+        self._liveness.joined(node, now)
 
     def disconnected(self, node: str, now: float) -> None:
         """An agent's connection ended; it may well come back."""
         self._connected.discard(node)
-        self._nodes[node] = now
+        self._liveness.parted(node, now)
 
     def alive(self, node: str, now: float) -> None:
         """An agent said anything."""
-        self._nodes[node] = now
+        self._liveness.heard(node, now)
 
-    def was_away(self, away_s: float, now: float) -> None:
-        """Leave out a time in which the supervisor itself stood still and could hear nobody."""
-        self._started = min(now, self._started + away_s)
-        self._nodes = {node: min(now, at + away_s) for node, at in self._nodes.items()}
+    def answered(self, done: Answered, now: float) -> None:
+        """Take what came of a probe that `silent` asked for."""
+        self._liveness.answered(done, now)
 
     def reported(self, node: str, report: Report, now: float) -> None:
         """Take a node's heartbeats."""
@@ -99,23 +104,34 @@ class Watch:
             default=-1,
         )
 
-    def silent(self, state: State, limit_s: float, now: float) -> list[Event]:
-        """Return the agents that have said nothing for longer than `limit_s`."""
-        lost: list[Event] = []
-        for node in state.nodes.values():
-            silent_s = now - self._nodes.get(node.name, self._started)
-            if node.alive and silent_s > limit_s:
-                why = f"silent for {silent_s:.1f} s"
-                lost.append(
-                    AgentLost(
-                        node=node.name, incarnation=node.incarnation, why=why, silent_s=silent_s
-                    )
-                )
-        return lost
+    def silent(self, state: State, now: float) -> tuple[list[Event], list[Probe]]:
+        """Return the agents that are lost by their silence, and the probes to send now.
+
+        Nobody is asked while the run ends: the agents leave because they were told to.
+        """
+        is_ending = state.phase in (RunPhase.FINISHING, RunPhase.OVER)
+        ports = {
+            node.name: None if is_ending else address_of(node.metrics_url)
+            for node in state.nodes.values()
+            if node.alive
+        }
+        look = self._liveness.look(ports, now)
+        for name in look.busy:
+            log.warning("%s says nothing, but its machine answers: waiting for it", name)
+        lost: list[Event] = [
+            AgentLost(
+                node=gone.node,
+                incarnation=state.nodes[gone.node].incarnation,
+                why=gone.why,
+                silent_s=gone.silent_s,
+            )
+            for gone in look.lost
+        ]
+        return lost, look.probes
 
     def silent_s(self, nodes: Iterable[str], now: float) -> dict[str, float]:
-        """Return for how long each of the nodes has said nothing."""
-        return {node: now - self._nodes.get(node, self._started) for node in nodes}
+        """Return for how long each of the nodes has been gone, if it is."""
+        return {node: self._liveness.gone_s(node, now) for node in nodes}
 
     @property
     def connected_nodes(self) -> frozenset[str]:

@@ -64,9 +64,9 @@ def test_facts_arrive_in_order_and_are_kept_until_they_are_on_disk(tmp_path: Pat
             await until(lambda: len(desk.facts) == 2)
             assert [(fact.n, fact.event) for fact in desk.facts] == [(1, gone(1)), (2, gone(2))]
             assert connection.unsent == 2
-            await desk.sessions.ack("n0", "i1", 1)
+            desk.sessions.ack("n0", "i1", 1)
             await until(lambda: connection.unsent == 1)
-            await desk.sessions.ack("n0", "i1", 2)
+            desk.sessions.ack("n0", "i1", 2)
             await until(lambda: connection.unsent == 0)
 
     play(main())

@@ -163,10 +163,10 @@ def test_an_agent_is_welcomed_and_heard(tmp_path: Path) -> None:
                 await agent.says(Report(attempt=2, ranks=()))
                 await until(lambda: desk.facts and desk.reports)
                 assert desk.sessions.is_connected("n3")
-                await desk.sessions.ack("n3", "i1", 1)
+                desk.sessions.ack("n3", "i1", 1)
                 assert await agent.hears() == Ack(n=1)
-                await desk.sessions.ack("n3", "an earlier one", 9)
-                await desk.sessions.ack("nobody", "i1", 9)
+                desk.sessions.ack("n3", "an earlier one", 9)
+                desk.sessions.ack("nobody", "i1", 9)
             await until(lambda: desk.left)
             assert not desk.sessions.is_connected("n3")
 
