@@ -39,7 +39,7 @@ class TermGuard:
         if former is not signal.SIG_DFL and not isinstance(_owner(former), cls):
             return None
         if former is signal.SIG_DFL:
-            os.register_at_fork(after_in_child=_let_go)
+            _FORKS.watch()
         guard = cls(announced)
         signal.signal(signal.SIGTERM, guard._handle)
         # What libraries wait for is to go on as if nothing had been sent.
@@ -62,11 +62,38 @@ class TermGuard:
                 os.write(2, _NOTE)
 
 
-def _let_go() -> None:
-    """Give forked children the default action: who started them may end them by SIGTERM."""
-    if isinstance(_owner(signal.getsignal(signal.SIGTERM)), TermGuard):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def _owner(handler: object) -> object:
     return getattr(handler, "__self__", None)
+
+
+class _Forks:
+    """Gives forked children the default action: who started them may end them by SIGTERM.
+
+    One that is sent before the child has it would be lost, so it waits until then.
+    """
+
+    def __init__(self) -> None:
+        self._watched = False
+        self._forking = threading.local()
+
+    def watch(self) -> None:
+        """Look after every fork of this process from now on."""
+        if not self._watched:
+            self._watched = True
+            os.register_at_fork(
+                before=self._before, after_in_parent=self._after, after_in_child=self._in_child
+            )
+
+    def _before(self) -> None:
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _after(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _in_child(self) -> None:
+        if isinstance(_owner(signal.getsignal(signal.SIGTERM)), TermGuard):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._after()
+
+
+_FORKS = _Forks()
