@@ -33,7 +33,10 @@ def power(cluster: Devcluster) -> dict[str, int]:
 
 
 def processes(inits: dict[str, int]) -> Iterator[Process]:
-    """Yield what runs on nodes besides the nodes' own: their first process and slurmd."""
+    """Yield what runs on nodes besides their first process and Slurm's daemons.
+
+    The step daemon of a job whose batch host died looks for it a while before it ends.
+    """
     nodes = {namespace(pid): name for name, pid in inits.items()}
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
@@ -42,7 +45,7 @@ def processes(inits: dict[str, int]) -> Iterator[Process]:
             continue
         with suppress(OSError):
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            if command and not command.startswith("slurmd "):
+            if command and not command.startswith(("slurmd ", "slurmstepd: ")):
                 yield Process(pid=pid, inner=_inner(folder), node=node, command=command)
 
 

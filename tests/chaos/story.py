@@ -126,12 +126,34 @@ class Story(Run):
         )
         toml.write_text(text, encoding="utf-8")
 
+    def mark(self, what: str) -> None:
+        """Note in the test's output when something was reached."""
+        print(f"{time.monotonic() - self.began:6.1f} s  {what}")
+
     # --- what a story does -----------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start, and go on until there is something to fall back to and something to lose."""
-        self.start()
-        self.wait("a checkpoint", lambda state: bool(state.commits) and is_stepping(state))
+    def begin(self, *, late: str = "", on: str = "") -> None:
+        """Start, and go on until all nodes are there and something is saved and can be lost.
+
+        Args:
+            late: A node that comes after the others, so that it is the spare.
+            on: The node that the supervisor runs on; this machine when it is not given.
+        """
+        if late:
+            self.cluster.do("throttle", late, "--cpu", "0.3")
+        if on:
+            self.start_on(on)
+        else:
+            self.start()
+        if late:
+            self.wait("the first attempt", lambda state: state.last_attempt == 1)
+            self.cluster.do("heal", late)
+        wanted = self.setting.count + self.setting.spares
+        self.wait(
+            "all nodes and a checkpoint",
+            lambda state: bool(state.commits) and is_stepping(state) and len(living(state)) == wanted,
+        )
+        self.mark("trains and has saved")
 
     def start_on(self, node: str) -> None:
         """Start the supervisor on a node instead of on this machine."""
@@ -152,6 +174,7 @@ class Story(Run):
     def forget_supervisor(self) -> None:
         """Take note that the supervisor is gone for a reason that the story knows."""
         assert self._process is not None
+        kill(self._process.pid)  # whatever of it was on this machine
         self._process.wait(PATIENCE_S)
         self._process = None
 
@@ -173,7 +196,11 @@ class Story(Run):
             is_later = state.last_attempt >= attempt and is_stepping(state)
             return is_later and any(by >= attempt for _, by in state.commits)
 
+        self.mark("fault injected")
+        self.wait(f"attempt {attempt}", lambda state: state.last_attempt >= attempt)
+        self.mark(f"attempt {self.state.last_attempt} decided")
         self.wait(f"a checkpoint of attempt {attempt}", reached)
+        self.mark("trains and has saved again")
 
     def trains_on(self) -> None:
         """Wait until the attempt as it is has saved once more."""
@@ -191,8 +218,7 @@ class Story(Run):
     @property
     def spare(self) -> str:
         """The one living node without ranks."""
-        living = {node.name for node in self.state.nodes.values() if node.alive}
-        (spare,) = living - set(self.nodes)
+        (spare,) = living(self.state) - set(self.nodes)
         return spare
 
     def events(self, *kinds: type[Event]) -> list[tuple[Record, Event]]:
@@ -212,6 +238,12 @@ class Story(Run):
         """Return the SHA-256 sums of the last checkpoint in the store."""
         store = open_store(StoreConfig(url=f"file://{self.store}"))
         return content_sha256(store, self.name, STEPS)
+
+    def uploader(self, node: str) -> int:
+        """Return the pid of a node's uploader on this machine."""
+        found = [p.pid for p in processes(self.inits) if p.node == node and is_uploader(p)]
+        (pid,) = found
+        return pid
 
     def living_ranks(self, node: str, attempt: int) -> list[Process]:
         """Return the ranks of an attempt that are alive on a node."""
@@ -233,7 +265,10 @@ class Story(Run):
                 trained while the checkpoint before was on its way to the store.
         """
         self.gate.touch()
+        self.wait("the end of the ranks", lambda state: state.outcome is not None)
+        self.mark("ranks are done")
         self.join()
+        self.mark("run is over")
         assert self.state.outcome is Outcome.FINISHED, self.state.outcome_reason
         self.check(jobs=jobs, lost_steps=lost_steps)
         return self.state.incidents
@@ -248,6 +283,7 @@ class Story(Run):
                 assert incident.step - incident.resumed_step <= allowed, incident
         self.leaves_nothing()
         assert len(self.jobs()) == jobs, self.jobs()
+        self.mark("nothing is left")
 
     def late_steps(self) -> int:
         """Return how many steps the slowest commit took, from the first copy in memory on."""
@@ -279,6 +315,16 @@ class Story(Run):
         if self._process is not None and self._process.poll() is None:
             kill(self._process.pid)
             self._process.wait()
+
+
+def is_uploader(process: Process) -> bool:
+    """Whether this is a node's uploader."""
+    return "checkpointing.uploader" in process.command
+
+
+def living(state: State) -> set[str]:
+    """Return the nodes whose agents are there."""
+    return {node.name for node in state.nodes.values() if node.alive}
 
 
 def is_stepping(state: State) -> bool:
