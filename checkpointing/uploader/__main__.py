@@ -3,9 +3,13 @@
 One JSON object per line on standard output tells what was uploaded. Ends with 0 on SIGTERM or when
 its parent is gone, after the uploads in flight had their time; with 1 when another uploader holds
 the folder, with 2 on wrong arguments.
+
+With `--until-eof` it ends when its standard input does, and SIGTERM is ignored: a scheduler sends
+that to all processes of a node when its time is over, before the last snapshot is even staged.
 """
 
 import argparse
+import contextlib
 import fcntl
 import json
 import logging
@@ -34,7 +38,11 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="uploader: %(message)s")
     parent = os.getppid()
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    if options.until_eof:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Thread(target=_until_eof, args=(stop,), daemon=True).start()
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
     try:
         store = open_store(StoreConfig.from_json(options.store))
@@ -71,7 +79,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, required=True, help="folder with the files arena-*")
     parser.add_argument("--store", required=True, help="StoreConfig as JSON")
     parser.add_argument("--run", required=True, help="name of the run")
+    parser.add_argument(
+        "--until-eof", action="store_true", help="ignore SIGTERM; end when standard input ends"
+    )
     return parser.parse_args()
+
+
+def _until_eof(stop: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    stop.set()
 
 
 def _lock(path: Path, stop: threading.Event) -> int | None:

@@ -127,6 +127,8 @@ def _restore_signals() -> None:
             signal.signal(signum, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Held back in the zygote, see start_as_zygote: one that came for this rank ends it here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _adopted_by(agent: int) -> None:

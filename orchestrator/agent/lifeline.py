@@ -22,6 +22,28 @@ def die_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def start_as_rank() -> None:
+    """Make a child, before its exec, what a rank is to be: bound to the agent, deaf to SIGUSR2.
+
+    Slurm sends its warning to all processes of a step. It is for the agent, and would end a script
+    that knows nothing of it.
+    """
+    die_with_parent()
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+def start_as_uploader() -> None:
+    """As `start_as_rank`, and deaf to SIGTERM too: it ends when its agent says so."""
+    start_as_rank()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def start_as_zygote() -> None:
+    """As `start_as_rank`, with SIGTERM held back, not ignored: a forked rank lets it through."""
+    start_as_rank()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
 def become_subreaper() -> None:
     """Make this process the parent of orphaned descendants, as forked ranks are."""
     _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

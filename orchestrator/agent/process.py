@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.agent.lifeline import die_with_parent
+from orchestrator.agent.lifeline import start_as_rank
 from orchestrator.agent.zygote import ForkedProcess, Zygote, ZygoteUnavailable, can_fork
 
 log = logging.getLogger(__name__)
@@ -133,5 +133,5 @@ async def _spawn(
         env=dict(env),
         cwd=workdir,
         start_new_session=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=start_as_rank,
     )

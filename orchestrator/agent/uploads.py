@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.agent.lifeline import die_with_parent
+from orchestrator.agent.lifeline import start_as_uploader
 from orchestrator.core.events import ShardUploaded, UploadFailed
 
 log = logging.getLogger(__name__)
@@ -20,6 +19,7 @@ LONGEST_WAIT_S = 60.0
 ALIVE = {"event": "alive"}
 SILENCE_S = 60.0  # it says that it is alive every few seconds
 STOP_GRACE_S = 15.0
+REAP_S = 1.0
 
 
 class Uploads:
@@ -39,6 +39,7 @@ class Uploads:
             *("--dir", str(node_dir)),
             *("--store", store_json),
             *("--run", run),
+            "--until-eof",
         ]
         self._fact = fact
         self._process: asyncio.subprocess.Process | None = None
@@ -63,10 +64,10 @@ class Uploads:
     async def _run_once(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,  # its end is the word to leave
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=start_as_uploader,
         )
         assert self._process.stdout is not None
         await self._listen(self._process.stdout)
@@ -91,16 +92,24 @@ class Uploads:
                 log.warning("uploader said something unknown: %s", error)
 
     async def _stop(self) -> None:
+        """Let it finish what it is sending, and hear what it says until its end."""
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
-            except TimeoutError:
-                process.kill()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self._listen(process.stdout)
                 await process.wait()
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            with contextlib.suppress(TimeoutError):  # stuck in the kernel, it goes when it can
+                await asyncio.wait_for(process.wait(), REAP_S)
+            if not isinstance(error, TimeoutError):
+                raise
 
 
 def report_of(value: dict[str, object]) -> ShardUploaded | UploadFailed:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.agent.lifeline import die_with_parent
+from orchestrator.agent.lifeline import start_as_zygote
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Zygote:
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._env,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=start_as_zygote,
             )
         finally:
             theirs.close()

@@ -218,9 +218,9 @@ def test_an_upload_that_nobody_heard_of_is_told_by_the_next_uploader(bench: Benc
     assert bench.states() == {1: "uploaded"}
 
 
-def _process(folder: Path, store: str, **options: Any) -> "subprocess.Popen[bytes]":
+def _process(folder: Path, store: str, *words: str, **options: Any) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "checkpointing.uploader", "--dir", str(folder)]
-    return subprocess.Popen([*command, "--store", store, "--run", "r"], **options)
+    return subprocess.Popen([*command, "--store", store, "--run", "r", *words], **options)
 
 
 def test_a_slot_of_a_replaced_arena_is_never_sent_under_the_old_step(
@@ -270,6 +270,24 @@ def test_sigterm_ends_with_0_and_the_folder_is_free_for_the_next(bench: Bench) -
     assert second.wait(20) == 0
     first.stdout.close()
     second.stdout.close()
+
+
+def test_until_eof_it_outlives_sigterm_and_ends_with_its_input(bench: Bench) -> None:
+    """The snapshot that a planned stop stages after the scheduler's SIGTERM is not lost."""
+    store = StoreConfig(url=(bench.folder.parent / "store").as_uri()).to_json()
+    process = _process(
+        bench.folder, store, "--until-eof", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    bench.stage(1)
+    assert _next_report(process.stdout)["step"] == 1
+    process.terminate()
+    bench.stage(2)
+    assert _next_report(process.stdout)["step"] == 2
+    process.stdin.close()
+    assert process.wait(20) == 0
+    process.stdout.close()
 
 
 def test_an_uploader_whose_listener_is_gone_finishes_and_ends(bench: Bench) -> None:

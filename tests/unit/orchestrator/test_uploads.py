@@ -89,3 +89,25 @@ def test_an_uploader_that_only_says_that_it_lives_is_left_alone(
     heard = Heard(tmp_path, program)
     play(heard.until(1))
     assert len(heard.facts) == 1
+
+
+def test_what_it_says_while_it_ends_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "STOP_GRACE_S", 30.0)
+    program = f"import sys; print('{FAILED}', flush=True); sys.stdin.read(); print('{FAILED}')"
+    heard = Heard(tmp_path, program)
+    play(heard.until(1))
+    assert len(heard.facts) == 2
+
+
+def test_it_is_deaf_to_the_signals_of_a_step_that_ends(tmp_path: Path) -> None:
+    signals = "(signal.SIGTERM, signal.SIGUSR2)"
+    program = (
+        "import os, signal, sys, time\n"
+        f"for signum in {signals}: os.kill(os.getpid(), signum)\n"
+        f"print('{FAILED}', flush=True); sys.stdin.read()"
+    )
+    heard = Heard(tmp_path, program)
+    play(heard.until(1))
+    assert len(heard.facts) == 1

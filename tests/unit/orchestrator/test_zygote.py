@@ -44,6 +44,15 @@ SCRIPTS = {
         print(signal.getsignal(signal.SIGPIPE), signal.getsignal(signal.SIGTERM))
         print(os.getsid(0) == os.getpid())
     """,
+    "tells what becomes of signals": """
+        import os, signal
+        os.kill(os.getpid(), signal.SIGUSR2)
+        print(signal.getsignal(signal.SIGUSR2), signal.getsignal(signal.SIGTERM))
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        import subprocess
+        subprocess.run(["grep", "^Sig[BIC]", "/proc/self/status"], check=True)
+    """,
+    "is terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "uses a pool of processes": """
         import multiprocessing
         def double(x):
@@ -148,6 +157,43 @@ def test_ranks_outlive_their_zygote_and_the_next_one_comes_by_itself(tmp_path: P
             process.close()
 
     with_zygote(kill_it)
+
+
+def test_the_signals_of_a_step_that_ends_leave_the_zygote_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import time; print('up'); time.sleep(600)")
+
+    async def signal_it(zygote: Zygote) -> None:
+        argv, env = (sys.executable, "job.py"), {**os.environ, "PYTHONUNBUFFERED": "1"}
+        zygote.warm_up()
+        await zygote._until_ready()
+        process = zygote._process
+        assert process is not None
+        for signum in (signal.SIGUSR2, signal.SIGTERM):
+            process.send_signal(signum)
+        rank = await RankProcess.start(argv, env, tmp_path, zygote)
+        assert await rank.output.readline() == b"up\n"
+        assert zygote._process is process
+        assert process.returncode is None
+        await rank.stop(grace_s=PATIENCE_S)
+        assert await rank.wait() == -signal.SIGTERM
+        rank.close()
+
+    with_zygote(signal_it)
+
+
+def test_a_rank_that_is_stopped_as_soon_as_it_is_forked_ends_by_the_first_signal(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "job.py").write_text("import time; time.sleep(600)")
+
+    async def stop_it(zygote: Zygote) -> None:
+        for _ in range(10):
+            rank = await RankProcess.start((sys.executable, "job.py"), os.environ, tmp_path, zygote)
+            await rank.stop(grace_s=PATIENCE_S)
+            assert await rank.wait() == -signal.SIGTERM
+            rank.close()
+
+    with_zygote(stop_it)
 
 
 def test_a_zygote_with_threads_forks_nothing_and_the_rank_starts_cold(
