@@ -8,12 +8,15 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Restore, Source
-from orchestrator.core.state import Attempt, AttemptPhase, Node, State
+from orchestrator.core.state import Attempt, AttemptPhase, Node, RunPhase, State
+from orchestrator.supervisor.probe import Answer, Answered
+from orchestrator.supervisor.suspicion import Limits
 from orchestrator.supervisor.watch import PROGRESS_LONGEST_S, PROGRESS_SHORTEST_S, Watch
 from orchestrator.wire import RankReport, Report
 
 T = 1000.0
 LIMIT_S = 15.0
+LIMITS = Limits(heartbeat_s=0.5, agent_lost_s=LIMIT_S)
 
 
 def node(name: str, **changes: Any) -> Node:
@@ -54,7 +57,7 @@ def rank(number: int, **changes: Any) -> RankReport:
 
 
 def watching(*reports: RankReport, attempt: int = 2, now: float = T) -> Watch:
-    watch = Watch(started=T - 100)
+    watch = Watch(T - 100, LIMITS)
     for report in reports:
         watch.reported(f"n{report.rank}", Report(attempt=attempt, ranks=(report,)), now)
     return watch
@@ -124,7 +127,7 @@ def test_a_newer_attempt_begins_with_nothing_known() -> None:
 
 
 def test_an_order_is_for_a_step_that_no_rank_reaches_before_it() -> None:
-    assert Watch(started=T).step_ahead(T) == 1, "the first step is still to come"
+    assert Watch(T, LIMITS).step_ahead(T) == 1, "the first step is still to come"
     slow = watching(rank(0, step=5, step_s=60.0), rank(1, step=6, step_s=60.0))
     assert slow.step_ahead(T) == 6 + 2 + 1
     fast = watching(rank(0, step=50, step_s=0.01), rank(1, step=51, step_s=math.nan))
@@ -220,43 +223,87 @@ def test_what_no_rank_measured_is_not_measured() -> None:
     assert math.isnan(told.stall_s)
 
 
+def looking(watch: Watch, state: State, start: float, end: float) -> list[ev.AgentLost]:
+    """Look again and again, as the supervisor's loop does; what was found last."""
+    found: list[ev.Event] = []
+    now = start
+    while now < end and not found:
+        now = min(end, now + 0.1)
+        found, _ = watch.silent(state, now)
+    return of(found, ev.AgentLost)
+
+
 def test_an_agent_is_lost_when_it_says_nothing_for_too_long() -> None:
-    watch = Watch(started=T)
+    watch = Watch(T, LIMITS)
     for name in ("n0", "n1", "n2"):
         watch.connected(name, T)
+    assert not looking(watch, running(), T, T + 10)
     watch.alive("n0", T + 10)
-    assert not watch.silent(running(), LIMIT_S, T + LIMIT_S)
-    lost = watch.silent(running(), LIMIT_S, T + LIMIT_S + 0.5)
-    assert [e.node for e in of(lost, ev.AgentLost)] == ["n1", "n2"]
-    assert of(lost, ev.AgentLost)[0].silent_s == pytest.approx(LIMIT_S + 0.5)
-    assert of(lost, ev.AgentLost)[0].incarnation == "i1"
+    lost = looking(watch, running(), T + 10, T + LIMIT_S + 1)
+    assert [e.node for e in lost] == ["n1", "n2"]
+    assert lost[0].silent_s == pytest.approx(LIMIT_S, abs=0.2)
+    assert lost[0].incarnation == "i1"
+    assert lost[0].why == "silent for 15.1 s"
 
 
 def test_a_heartbeat_is_a_sign_of_life() -> None:
-    watch = Watch(started=T)
-    watch.reported("n0", Report(attempt=2, ranks=(rank(0),)), T + 10)
+    watch = Watch(T, LIMITS)
     state = replace(running(), nodes={"n0": node("n0")})
-    assert not watch.silent(state, LIMIT_S, T + 20)
+    assert not looking(watch, state, T, T + 10)
+    watch.reported("n0", Report(attempt=2, ranks=(rank(0),)), T + 10)
+    assert not looking(watch, state, T + 10, T + 20)
 
 
 def test_a_new_supervisor_gives_agents_time_to_come_back() -> None:
-    watch = Watch(started=T)
-    assert not watch.silent(running(), LIMIT_S, T + LIMIT_S - 1)
-    assert len(watch.silent(running(), LIMIT_S, T + LIMIT_S + 1)) == 3
+    watch = Watch(T, LIMITS)
+    assert not looking(watch, running(), T, T + LIMIT_S - 1)
+    assert len(looking(watch, running(), T + LIMIT_S - 1, T + LIMIT_S + 1)) == 3
 
 
 def test_a_lost_agent_is_not_lost_again() -> None:
     state = replace(running(), nodes={"n0": node("n0", alive=False)})
-    assert not Watch(started=T).silent(state, LIMIT_S, T + 1000)
+    assert not looking(Watch(T, LIMITS), state, T, T + 100)
 
 
 def test_a_supervisor_that_was_away_itself_calls_nobody_silent_or_late() -> None:
-    watch = Watch(started=T)
+    watch = Watch(T, LIMITS)
     watch.connected("n0", T)
     for number in (0, 1):
         watch.reported(f"n{number}", Report(attempt=2, ranks=(rank(number),)), T)
-    watch.was_away(60.0, T + 60)
-    assert not watch.silent(running(), LIMIT_S, T + 60 + LIMIT_S - 1)
+    assert not watch.silent(running(), T + 60)[0]
+    assert not looking(watch, running(), T + 60, T + 60 + LIMIT_S - 1)
     assert not of(watch.heartbeats(running(), T + 60), ev.RankOverdue)
-    assert watch.silent(running(), LIMIT_S, T + 60 + LIMIT_S + 1)
+    assert looking(watch, running(), T + 60 + LIMIT_S - 1, T + 60 + LIMIT_S + 1)
     assert watch.step_ahead(T + 60) > 600, "the ranks did not stand still"
+
+
+def with_ports(**changes: Any) -> State:
+    """The nodes' agents have ports to be asked at."""
+    nodes = {
+        f"n{n}": node(f"n{n}", metrics_url=f"http://10.0.0.{n}:9100/metrics") for n in range(3)
+    }
+    return replace(running(), nodes=nodes, **changes)
+
+
+def test_an_agent_that_parts_is_asked_about_at_once_and_lost_when_refused() -> None:
+    watch = Watch(T, LIMITS)
+    for name in ("n0", "n1", "n2"):
+        watch.connected(name, T)
+    _, probes = watch.silent(with_ports(), T + 0.1)
+    for probe in probes:
+        watch.answered(Answered(probe=probe, answer=Answer.CONNECTED), T + 0.1)
+    watch.disconnected("n1", T + 0.2)
+    lost, probes = watch.silent(with_ports(), T + 0.25)
+    assert not lost
+    assert [(probe.node, probe.address) for probe in probes] == [("n1", ("10.0.0.1", 9100))]
+    watch.answered(Answered(probe=probes[0], answer=Answer.REFUSED), T + 0.3)
+    assert watch.silent_s(["n1"], T + 0.3) == {"n1": pytest.approx(0.1)}
+    (gone,) = of(watch.silent(with_ports(), T + 0.3)[0], ev.AgentLost)
+    assert gone.silent_s == pytest.approx(0.1), "it was there until it parted"
+
+
+def test_nobody_is_asked_while_the_run_ends() -> None:
+    watch = Watch(T, LIMITS)
+    watch.connected("n1", T)
+    watch.disconnected("n1", T)
+    assert watch.silent(with_ports(phase=RunPhase.FINISHING), T + 0.1) == ([], [])
