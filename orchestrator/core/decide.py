@@ -40,11 +40,11 @@ RULES: tuple[Rule, ...] = (
     launch.allocation_lost,
     restart.restart,
     start.start,
-    launch.replace,  # behind the restart, which must not wait for it
+    move.move,
+    launch.replace,
     allocation.unhold,
     allocation.give_back,
     launch.no_capacity,
-    move.move,
     operator.snapshot,
     interval.interval,
 )

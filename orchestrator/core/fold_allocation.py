@@ -92,16 +92,12 @@ def unheld(state: State, record: Record, action: Unhold) -> State:
 
 def given_back(state: State, action: GiveBack) -> State:
     """It was decided to end an allocation: how it ends says nothing any more."""
-    return _change(state, lambda a: a.job == action.job, lambda a: replace(a, given_back=True))
-
-
-def warned(state: State, job: str, signal: str) -> State:
-    """An agent of an allocation was warned; TERM says more than USR2."""
-    return _change(
-        state,
-        lambda a: bool(a.job) and a.job == job and a.warned != "TERM",
-        lambda a: replace(a, warned=signal),
-    )
+    state = _change(state, lambda a: a.job == action.job, lambda a: replace(a, given_back=True))
+    nodes = {
+        name: replace(n, given_back=True) if n.job == action.job else n
+        for name, n in state.nodes.items()
+    }
+    return replace(state, nodes=nodes)
 
 
 def _change(

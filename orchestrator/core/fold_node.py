@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from orchestrator.core import events as ev
-from orchestrator.core import fold_allocation as allocations
 from orchestrator.core import fold_attempt as attempts
 from orchestrator.core.events import Record
 from orchestrator.core.state import Node, State
@@ -15,11 +14,11 @@ def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
     if state.is_fenced(event.node, event.incarnation):
         return state
     former = before.former if before else frozenset()
-    warned = next((a.warned for a in state.allocations if a.job and a.job == event.job), "")
+    warned = ""
     if before is not None and before.incarnation == event.incarnation:
         if event.attempt and not before.alive:
             return state  # lost, and its ranks still run
-        warned = warned or before.warned
+        warned = before.warned
     elif before is not None:
         former |= {before.incarnation}
         why = "its agent was replaced by a new one"
@@ -38,6 +37,7 @@ def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
         in_ledger=in_ledger,
         leaving=before.leaving if before else "",
         warned=warned,
+        given_back=any(a.given_back for a in state.allocations if a.job and a.job == event.job),
         former=former,
         staged=event.staged,
     )
@@ -55,17 +55,11 @@ def lost(state: State, record: Record, event: ev.AgentLost) -> State:
 
 
 def warned(state: State, record: Record, event: ev.AgentWarned) -> State:
-    """An agent was told that its allocation ends, and with it all the others of that one."""
+    """An agent was told that it must end; TERM says more than USR2."""
     node = state.nodes.get(event.node)
-    if node is None:
+    if node is None or node.warned == "TERM":
         return state
-    state = allocations.warned(state, node.job, event.signal)
-    names = {event.node} | {n.name for n in state.nodes.values() if node.job and n.job == node.job}
-    nodes = {
-        name: replace(n, warned=event.signal) if name in names and n.warned != "TERM" else n
-        for name, n in state.nodes.items()
-    }
-    return replace(state, nodes=nodes)
+    return with_node(state, replace(node, warned=event.signal))
 
 
 def leaving(state: State, record: Record, event: ev.NodeLeaving) -> State:

@@ -59,7 +59,6 @@ class Allocation:
         over_at: When it was refused or seen to be gone.
         unheld: How often it was let go after a failed launch.
         given_back: The run itself ended it.
-        warned: What its agents were warned by, `USR2` or `TERM`; "" while they were not.
     """
 
     key: str
@@ -75,7 +74,6 @@ class Allocation:
     over_at: float | None = None
     unheld: int = 0
     given_back: bool = False
-    warned: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -100,7 +98,8 @@ class Node:
         excluded: Why it gets no ranks any more, empty if it may.
         in_ledger: The ledger says so too, so that it can also take it back.
         leaving: Why the site wants it back, empty if it does not; it still works.
-        warned: The signal that announced the end of its allocation, "" for none.
+        warned: The signal that announced its end, `USR2` or `TERM`, "" for none.
+        given_back: The run ends its allocation.
         former: Replaced incarnations; nothing that they say counts.
     """
 
@@ -116,13 +115,14 @@ class Node:
     in_ledger: bool = False
     leaving: str = ""
     warned: str = ""
+    given_back: bool = False
     former: frozenset[str] = frozenset()
     staged: tuple[StagedShard, ...] = ()
 
     @property
     def is_usable(self) -> bool:
         """Whether it may get ranks."""
-        return self.alive and not self.excluded and not self.warned
+        return self.alive and not (self.excluded or self.warned or self.given_back)
 
     @property
     def is_good(self) -> bool:
@@ -374,9 +374,14 @@ class State:
         """The allocations that have nodes or wait for them."""
         return tuple(a for a in self.allocations if not a.is_over)
 
-    def allocation_of(self, node: Node) -> Allocation | None:
-        """Return the allocation that a node belongs to, None when that is not known."""
-        return next((a for a in self.allocations if a.job and a.job == node.job), None)
+    def is_being_ended(self, allocation: Allocation) -> bool:
+        """Whether Slurm ends an allocation: SIGTERM reached every agent that it still has.
+
+        One agent alone may have been told by anybody.
+        """
+        own = [n for n in self.nodes.values() if n.job and n.job == allocation.job]
+        is_told = any(n.warned == "TERM" for n in own)
+        return is_told and not any(n.alive and n.warned != "TERM" for n in own)
 
     def waited_s(self, since: float, now: float) -> float:
         """Return for how long somebody has been here to see that something did not come.

@@ -42,9 +42,10 @@ def changes(
         )
 
 
-def needs_a_fresh_look(known: Known) -> bool:
+def needs_a_fresh_look(state: State, known: Known) -> bool:
     """Whether an answer from a moment ago will not do: who ends it decides what is done."""
-    return known.warned == "TERM" and (not known.is_over or known.ending in (None, Ending.UNKNOWN))
+    is_told = known.is_over and known.ending not in (None, Ending.UNKNOWN)
+    return state.is_being_ended(known) and not is_told
 
 
 def _job(known: Known, seen: Allocation) -> Iterator[JobObserved]:

@@ -47,6 +47,7 @@ TICK_S = 0.05
 OBSERVE_S = 0.25
 CATALOGUE_RETRY_S = 3.0
 LEDGER_S = 2.0
+FRESH_S = 1.0
 LONGEST_TICK_S = 5.0
 STRANGER_S = 5.0
 
@@ -85,10 +86,13 @@ class Supervisor:
         self._lease = lease
         self._launcher = launcher
         self._store = store
-        self._ledger = Ledger(config.run.dir / FILE_NAME)
+        # Local nodes are called alike in every run and are none that runs could share.
+        is_shared = config.nodes.launcher == "slurm"
+        self._ledger = Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
         self._watcher = watcher
         self._inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self._look_now = asyncio.Event()
+        self._fresh_at: dict[str, float] = {}
         self._last_tick = time.monotonic()
         self._recorded = time.monotonic()
         times = config.timeouts
@@ -358,14 +362,17 @@ class Supervisor:
         while True:
             self._look_now.clear()
             for known in self.state.allocations:
-                if known.job and (not known.is_over or needs_a_fresh_look(known)):
+                if known.job and not (known.is_over and not needs_a_fresh_look(self.state, known)):
                     await self._look_at(known)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OBSERVE_S):
                     await self._look_now.wait()
 
     async def _look_at(self, known: Allocation) -> None:
-        fresh = needs_a_fresh_look(known)
+        fresh = needs_a_fresh_look(self.state, known)
+        if fresh and time.monotonic() < self._fresh_at.get(known.job, 0.0):
+            return
+        self._fresh_at[known.job] = time.monotonic() + FRESH_S
         seen = await asyncio.to_thread(self._launcher.observe, known.job, fresh=fresh)
         if not isinstance(seen, Ok):
             return

@@ -35,6 +35,8 @@ def give_back(state: State, now: float, policy: Policy) -> Decision | None:
     for allocation in state.living_allocations:
         if not allocation.job or allocation.given_back or is_pending(state, GiveBack):
             continue
+        if state.is_being_ended(allocation):
+            continue  # by whom is to be known, and it ends without us
         reason = _needless(state, allocation) or _useless(state, allocation, now, policy)
         if reason:
             action = GiveBack(job=allocation.job)

@@ -1,16 +1,18 @@
 """Getting nodes: one allocation for the run and its spares, further ones for what is missing."""
 
+import math
+
 from orchestrator.core.actions import Decision, Launch
 from orchestrator.core.events import Ending
 from orchestrator.core.placement import count_good, count_usable, place, place_smaller
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import fail, is_pending, make, wait
-from orchestrator.core.state import Allocation, AllocationPhase, State
+from orchestrator.core.state import Allocation, AllocationPhase, AttemptPhase, Node, State
 
 FIRST_PAUSE_S = 15.0
-LONGEST_PAUSE_S = 3600.0
 MOST_FRUITLESS = 5
 ENDING_S = 90.0
+SETTLED_S = 120.0
 PLANNED_ENDS = (Ending.PREEMPTED, Ending.TIME_LIMIT)
 
 
@@ -44,10 +46,11 @@ def allocation_lost(state: State, now: float, policy: Policy) -> Decision | None
     last = state.allocations[-1]
     reason = f"allocation {last.job} is gone and no agent is left"
     if policy.replace_nodes:
-        lost = fruitless(state)
+        lost = fruitless(state, now)
         if len(lost) < MOST_FRUITLESS:
             return None
-        reason = f"{len(lost)} allocations in a row ended before a step was made: {last.why}"
+        reason = f"{len(lost)} allocations in a row ended before a step was made"
+        reason += f"; the last: {last.why}" if last.why else ""
     return fail(state, "allocation_lost", reason, (last.seq,))
 
 
@@ -56,13 +59,12 @@ def replace(state: State, now: float, policy: Policy) -> Decision | None:
     if not policy.replace_nodes or not state.allocations or state.run is None:
         return None
     missing = state.run.nodes + state.run.spares - count_good(state) - coming(state, now)
-    if missing <= 0 or is_pending(state, Launch) or _is_ending_unknown(state, now):
+    if missing <= 0 or is_pending(state, Launch):
         return None
-    lost = fruitless(state)
-    if lost:
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(len(lost) - 1, 16))
-        if now - (lost[-1].over_at or 0.0) < pause_s:
-            return None
+    if _is_recovering(state, now) or _is_ending_unknown(state, now):
+        return None
+    if now < _next_request_at(state, now):
+        return None
     names = tuple(sorted({*state.ledger, *(n.name for n in state.nodes.values() if n.excluded)}))
     reason = f"{missing} of {state.run.nodes + state.run.spares} nodes are missing: {gone(state)}"
     action = Launch(nodes=missing, exclude=names)
@@ -70,16 +72,30 @@ def replace(state: State, now: float, policy: Policy) -> Decision | None:
     return make(state, "replace", action, reason, evidence, state.seq)
 
 
+def _is_recovering(state: State, now: float) -> bool:
+    """Whether ranks are about to run on nodes that are there: nothing must slow that down."""
+    attempt = state.attempt
+    if attempt is None:
+        return False
+    if not attempt.is_live:
+        return place(state) is not None or place_smaller(state) is not None
+    if attempt.phase is not AttemptPhase.RUNNING or attempt.started_at is None:
+        return True
+    is_silent = state.waited_s(attempt.started_at, now) > SETTLED_S  # a script without heartbeats
+    return attempt.first_step_at is None and not is_silent
+
+
 def coming(state: State, now: float) -> int:
     """Return how many nodes are on their way: asked for, or given and their agent not there yet."""
     total = 0
     for allocation in state.living_allocations:
-        if allocation.given_back or allocation.warned:
+        own = members(state, allocation)
+        if allocation.given_back or any(state.nodes[name].warned for name in own):
             continue
         if allocation.is_waiting:
             total += allocation.nodes
         elif state.waited_s(allocation.given_at or 0.0, now) <= state.policy.launch_timeout_s:
-            total += max(0, allocation.nodes - len(members(state, allocation)))
+            total += max(0, allocation.nodes - len(own))
     return total
 
 
@@ -96,25 +112,45 @@ def members(state: State, allocation: Allocation) -> tuple[str, ...]:
     )
 
 
-def fruitless(state: State) -> tuple[Allocation, ...]:
-    """Return the last allocations that ended of themselves before any new step was made."""
+def fruitless(state: State, now: float) -> tuple[Allocation, ...]:
+    """Return the allocations asked for since the last new step that did not bring their nodes.
+
+    The end of one that Slurm had announced, or that the run gave back, is no failure of it.
+    """
     attempt = state.attempt
-    stepped_at = max(
-        [i.first_step_at for i in state.incidents if i.first_step_at is not None]
-        + [attempt.first_step_at or 0.0 if attempt is not None else 0.0]
-    )
+    stepped = [i.first_step_at for i in state.incidents if i.first_step_at is not None]
+    if attempt is not None and attempt.first_step_at is not None:
+        stepped.append(attempt.first_step_at)
+    since = max(stepped, default=0.0)
     return tuple(
         a
         for a in state.allocations
-        if a.is_over and not a.given_back and a.ending not in PLANNED_ENDS
-        if a.asked_at > stepped_at
+        if a.asked_at >= since and not a.given_back and a.ending not in PLANNED_ENDS
+        if a.is_over or _has_not_come(state, a, now)
     )
+
+
+def _has_not_come(state: State, allocation: Allocation, now: float) -> bool:
+    if allocation.given_at is None or len(members(state, allocation)) >= allocation.nodes:
+        return False
+    return state.waited_s(allocation.given_at, now) > state.policy.launch_timeout_s
+
+
+def _next_request_at(state: State, now: float) -> float:
+    """Return when nodes may be asked for again after requests that brought none; inf for never."""
+    lost = fruitless(state, now)
+    if not lost:
+        return 0.0
+    if len(lost) >= MOST_FRUITLESS:
+        return math.inf
+    ended_at = max(a.over_at or a.given_at or a.asked_at for a in lost)
+    return ended_at + FIRST_PAUSE_S * 2.0 ** (len(lost) - 1)
 
 
 def gone(state: State) -> str:
     """Name the nodes that are of no use, and why, at most four of them."""
     texts = [
-        f"{n.name} ({n.excluded or n.leaving or _warning(n.warned) or n.lost_why})"
+        f"{n.name} ({n.excluded or n.leaving or _warning(n) or n.lost_why})"
         for n in state.nodes.values()
         if not n.is_good
     ]
@@ -122,8 +158,10 @@ def gone(state: State) -> str:
     return ", ".join(texts[:4]) + more if texts else "fewer came than were asked for"
 
 
-def _warning(signal: str) -> str:
-    return f"its allocation ends, SIG{signal}" if signal else ""
+def _warning(node: Node) -> str:
+    if node.given_back:
+        return "given back"
+    return f"its allocation ends, SIG{node.warned}" if node.warned else ""
 
 
 def _is_ending_unknown(state: State, now: float) -> bool:
@@ -132,7 +170,7 @@ def _is_ending_unknown(state: State, now: float) -> bool:
     A person's scancel stops the run, so nothing is asked for before that can be told.
     """
     for a in state.allocations:
-        if a.given_back or a.warned != "TERM":
+        if a.given_back or not state.is_being_ended(a):
             continue
         if not a.is_over:
             return True
@@ -153,6 +191,9 @@ def no_capacity(state: State, now: float, policy: Policy) -> Decision | None:
     queued = [a for a in state.living_allocations if a.phase is AllocationPhase.QUEUED]
     if queued:
         return wait(state, "no_capacity", f"waiting in the queue: {queued[0].why}")
+    next_at = _next_request_at(state, now)
+    if policy.replace_nodes and now < next_at < math.inf:
+        return wait(state, "no_capacity", "waiting to ask again for nodes that did not come")
     have, need = count_usable(state), state.policy.min_nodes or state.run.nodes
     over_at = state.attempt.over_at if state.attempt else None
     given = [a.given_at or a.over_at or a.asked_at for a in state.allocations]

@@ -31,11 +31,11 @@ def test_the_order_of_the_rules_is_deliberate() -> None:
         "allocation_lost",
         "restart",
         "start",
+        "move",
         "replace",
         "unhold",
         "give_back",
         "no_capacity",
-        "move",
         "snapshot",
         "interval",
     ]

@@ -96,9 +96,14 @@ def test_nodes_that_are_wanted_back_are_told_and_when_they_are_not_any_more() ->
 
 
 def test_only_an_end_by_signal_needs_to_be_known_at_once() -> None:
-    assert not needs_a_fresh_look(known())
-    assert not needs_a_fresh_look(known(warned="USR2"))
-    assert needs_a_fresh_look(known(warned="TERM"))
-    over = known(warned="TERM", phase=AllocationPhase.GONE, ending=Ending.UNKNOWN)
-    assert needs_a_fresh_look(over)
-    assert not needs_a_fresh_look(replace(over, ending=Ending.PREEMPTED))
+    def fresh(*nodes: Node, **allocation: Any) -> bool:
+        state = running(*nodes, **allocation)
+        return needs_a_fresh_look(state, state.allocations[0])
+
+    told = node("n0", job="7", warned="TERM")
+    assert fresh(told, node("n1", job="7", alive=False), node("n2", job="8"))
+    assert not fresh(told, node("n1", job="7"))  # one agent alone: by anybody
+    assert not fresh(node("n0", job="7", warned="USR2"))
+    over = {"phase": AllocationPhase.GONE, "ending": Ending.UNKNOWN}
+    assert fresh(told, **over)
+    assert not fresh(told, **{**over, "ending": Ending.PREEMPTED})

@@ -1,0 +1,233 @@
+"""Asking for further nodes, and giving back those of no use."""
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.actions import Finish, GiveBack, Launch, Outcome, StartRanks
+from orchestrator.core.events import Ending
+from orchestrator.core.rules.launch import MOST_FRUITLESS
+from orchestrator.core.state import AllocationPhase
+from tests.unit.core.story import Story, policy
+
+REPLACING = policy(replace_nodes=True)
+
+
+def running(**more: int) -> Story:
+    """Two nodes and a spare of one allocation that train, agents that say where they belong."""
+    story = Story(policy=REPLACING, **more).launched()
+    story.joins(*(f"n{k + 1}" for k in range(story.nodes + story.spares)), job="job-1")
+    story.says(ev.CatalogueRead(commits=()))
+    story.starts()
+    return story.steps(5)
+
+
+def launches(story: Story) -> list[Launch]:
+    return [d.action for d in story.decides() if isinstance(d.action, Launch)]
+
+
+def lost(story: Story, *names: str) -> Story:
+    """Nodes are gone, and the attempt goes on where it can."""
+    for name in names:
+        story.loses(name)
+    story.decides()
+    return story.stops().judged("node_lost", "node", node=names[0])
+
+
+def recovered(story: Story, *names: str) -> Story:
+    """The nodes are gone, a spare has taken over, and the replacement has been asked for."""
+    lost(story, *names).decides()
+    story.confirms().steps(6).decides()
+    return story
+
+
+def gives(story: Story, job: str) -> Story:
+    """The launcher takes the newest request under this number."""
+    return story.says(ev.ActionDone(key=story.state.allocations[-1].key, ok=True, detail=job))
+
+
+def test_a_replacement_is_asked_for_when_the_spare_has_taken_over() -> None:
+    story = lost(running(), "n2")
+    assert [type(d.action) for d in story.decides()] == [StartRanks]
+    assert launches(story.confirms()) == []
+    (ask,) = story.steps(6).decides()
+    assert ask.action == Launch(nodes=1)
+    assert ask.reason == "1 of 3 nodes are missing: n2 (silent)"
+
+
+def test_a_script_that_tells_nothing_gets_its_replacement_a_while_later() -> None:
+    story = lost(running(), "n2")
+    story.decides()
+    assert launches(story.confirms().later(119)) == []
+    assert launches(story.later(2)) == [Launch(nodes=1)]
+
+
+def test_nodes_are_asked_for_once_and_join_the_same_pool() -> None:
+    story = recovered(running(), "n2")
+    assert launches(story) == []
+    gives(story, "job-2")
+    assert launches(story) == []
+    story.joins("n9", job="job-2")
+    assert story.decides() == []
+    assert story.state.nodes["n9"].is_good
+
+
+def test_a_run_that_does_not_replace_nodes_asks_for_none() -> None:
+    story = Story().running(step=5)
+    assert launches(lost(story, "n2")) == []
+
+
+def test_excluded_nodes_are_not_asked_for_again() -> None:
+    story = running().says(ev.LedgerRead(excluded={"n7": "run x: fan"}, excluded_lately=1))
+    story.exits(0, code=-9)
+    story.decides()
+    story.stops().judged("gpu", "node", node="n1").decides()
+    assert launches(story.confirms().steps(6)) == [Launch(nodes=1, exclude=("n1", "n7"))]
+
+
+def test_the_first_allocation_leaves_out_what_the_ledger_excludes() -> None:
+    story = Story().says(ev.LedgerRead(excluded={"n7": "fan"}, excluded_lately=0))
+    assert story.decides_one().action == Launch(nodes=3, exclude=("n7",))
+
+
+def test_a_request_that_brings_nothing_is_repeated_later_and_later_and_not_for_ever() -> None:
+    story = lost(running(spares=0), "n2")
+    pauses: list[float] = []
+    for n in range(MOST_FRUITLESS):
+        asked_at = story.now
+        for _ in range(10_000):
+            if launches(story):
+                break
+            story.later(1.0)
+        pauses.append(story.now - asked_at)
+        assert not story.state.outcome
+        key = story.state.allocations[-1].key
+        story.says(ev.ActionDone(key=key, ok=False, detail=f"no node {n}"))
+    assert pauses == [0.0, 15.0, 30.0, 60.0, 120.0]
+    story.later(121)
+    (end,) = story.decides()
+    assert end.action == Finish(outcome=Outcome.FAILED)
+    assert launches(story.later(10_000)) == []
+
+
+def test_an_attempt_that_steps_forgives_the_requests_that_brought_nothing() -> None:
+    story = recovered(running(), "n2")
+    story.says(ev.ActionDone(key=story.state.allocations[-1].key, ok=False, detail="no"))
+    assert launches(story.later(1)) == []
+    story.exits(0, code=-9)
+    story.decides()
+    story.stops().judged().decides()
+    assert launches(story.later(1).confirms().steps(7)) == [Launch(nodes=1)]
+
+
+def test_a_lost_allocation_is_asked_for_again() -> None:
+    story = lost(running(), "n1", "n2", "n3")
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.FAILED))
+    assert story.decides() == []
+    assert story.state.allocations[-1].nodes == 3
+    gives(story, "job-2").joins("n1", "n2", "n3", incarnation="i2", job="job-2")
+    start = story.decides()[0]
+    assert isinstance(start.action, StartRanks)
+    assert start.action.attempt == 2
+
+
+def test_who_ends_an_allocation_is_known_before_another_is_asked_for() -> None:
+    story = running()
+    for name in ("n1", "n2", "n3"):
+        story.says(ev.AgentWarned(node=name, signal="TERM", left_s=25.0))
+    (stop,) = story.decides()
+    assert (stop.rule, stop.action.moved) == ("move", "allocation_ended")  # type: ignore[union-attr]
+    story.exits(0, 1, 2, 3).judged("allocation_ended", "free")
+    assert launches(story) == []
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.UNKNOWN))
+    assert launches(story) == []
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
+    assert story.incident.fault == "preempted"
+    assert "preempted" in story.incident.cause
+    assert launches(story) == [Launch(nodes=3)]
+
+
+def test_an_end_that_nobody_explains_is_taken_for_none_of_a_person_in_the_end() -> None:
+    story = running()
+    for name in ("n1", "n2", "n3"):
+        story.says(ev.AgentWarned(node=name, signal="TERM", left_s=25.0))
+    story.decides()
+    story.exits(0, 1, 2, 3).judged("allocation_ended", "free")
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.UNKNOWN))
+    assert launches(story.later(89)) == []
+    assert launches(story.later(2)) == [Launch(nodes=3)]
+
+
+def test_a_persons_scancel_stops_the_run_for_good() -> None:
+    story = running()
+    for name in ("n1", "n2", "n3"):
+        story.says(ev.AgentWarned(node=name, signal="TERM", left_s=25.0))
+    story.decides()
+    story.exits(0, 1, 2, 3).judged("allocation_ended", "free")
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.CANCELLED))
+    end = story.decides_one()
+    assert end.action == Finish(outcome=Outcome.STOPPED)
+    assert "job-1 was cancelled by a person" in end.reason
+
+
+def test_a_cancelled_request_that_never_had_nodes_stops_nothing() -> None:
+    story = recovered(running(), "n2")
+    gives(story, "job-2").says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+    story.says(ev.JobObserved(job="job-2", state="gone", ending=Ending.CANCELLED))
+    assert story.state.allocations[-1].given_at is not None or story.decides() == []
+
+
+def test_a_request_that_is_not_needed_any_more_is_taken_back() -> None:
+    story = recovered(running(), "n2")
+    gives(story, "job-2").says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+    assert story.decides() == []
+    story.joins("n2", incarnation="i2", job="job-1")
+    back = story.decides_one()
+    assert back.action == GiveBack(job="job-2")
+    story.done(back, detail="job-2")
+    story.says(ev.JobObserved(job="job-2", state="gone", ending=Ending.CANCELLED))
+    assert story.decides() == []
+    assert not story.state.outcome
+
+
+def test_an_allocation_is_kept_while_any_of_its_nodes_is_in_use() -> None:
+    story = recovered(running(), "n2")
+    gives(story, "job-2").joins("n9", job="job-2")
+    story.joins("n2", incarnation="i2", job="job-1")  # four good nodes, three wanted
+    assert story.decides_one().action == GiveBack(job="job-2")
+    assert not story.state.nodes["n9"].is_usable
+    assert story.state.allocations[0].phase is AllocationPhase.RUNNING
+
+
+def test_nodes_that_are_given_back_get_no_ranks() -> None:
+    story = recovered(running(), "n2")
+    gives(story, "job-2").joins("n9", job="job-2")
+    story.joins("n2", incarnation="i2", job="job-1").decides()
+    story.loses("n1")
+    story.decides()
+    start = story.stops().judged("node_lost", "node", node="n1").decides()[0]
+    assert isinstance(start.action, StartRanks)
+    assert start.action.nodes == ("n2", "n3")
+
+
+@pytest.mark.parametrize("unheld", [0, 1, 2])
+def test_a_held_allocation_is_let_go_a_few_times(unheld: int) -> None:
+    held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
+    story = Story(policy=REPLACING).launched()
+    for _ in range(unheld):
+        story.says(held)
+        decision = story.decides()[0]
+        story.done(decision).says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
+    decision = story.says(held).decides()[0]
+    assert decision.rule == "unhold"
+    assert "launch failed" in decision.reason
+
+
+def test_an_allocation_that_is_held_again_and_again_ends_the_run() -> None:
+    held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
+    story = Story(policy=REPLACING).launched()
+    for _ in range(3):
+        story.done(story.says(held).decides()[0])
+        story.says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
+    decision = story.says(held).decides()[0]
+    assert decision.action == Finish(outcome=Outcome.FAILED)
+    assert "3 failed launches" in decision.reason
