@@ -73,8 +73,8 @@ class Keeper:
             if code in FINAL or not self._has_records:  # nothing lives that needs a supervisor
                 return code if code >= 0 else 128 - code
             is_first = False
-            tries = 0 if time.monotonic() - began > STEADY_S else tries + 1
-            wait_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
+            tries = 1 if time.monotonic() - began > STEADY_S else tries + 1
+            wait_s = AGAIN_S[min(tries, len(AGAIN_S)) - 1]
             if not self._ended:
                 log.error("the supervisor ended with %d; the next in %g s", code, wait_s)
             self._sleep(wait_s)
