@@ -11,6 +11,7 @@ from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from orchestrator.config import RunConfig
 from orchestrator.config_sections import is_reachable
 from orchestrator.errors import PreconditionError
+from orchestrator.launch.slurm_commands import SlurmError, kill_wait_s
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 SLURM_PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -84,6 +85,23 @@ def _check_slurm(config: RunConfig) -> None:
         raise PreconditionError(
             f"server.host: {host} is {address} here, which other nodes cannot reach; give the "
             "address of this machine that Slurm's nodes can connect to"
+        )
+    _check_kill_wait(config)
+
+
+def _check_kill_wait(config: RunConfig) -> None:
+    """Refuse a run whose agents would be killed before they have ended their ranks."""
+    leave_s = config.timeouts.leave_s
+    try:
+        kill_wait = kill_wait_s()
+    except SlurmError as error:
+        raise PreconditionError(
+            f"nodes.launcher: cannot ask Slurm for its KillWait: {error}; try again when it answers"
+        ) from error
+    if leave_s >= kill_wait:
+        raise PreconditionError(
+            f"timeouts.leave_s: {leave_s:g} s, but Slurm here kills {kill_wait:g} s after SIGTERM "
+            f"(its KillWait); choose less than {kill_wait:g}, and timeouts.kill_grace_s below it"
         )
 
 

@@ -47,6 +47,7 @@ class Allocation:
         leaving: Nodes of it that the site wants back, and why: drained, to be rebooted, reserved
             for maintenance. They still work.
         ending: How it ended, None while it lives; `Ending.UNKNOWN` while that cannot be told.
+        why: Why it ended so, for a person; "" when the ending says it all.
     """
 
     job: str
@@ -56,6 +57,7 @@ class Allocation:
     held: bool = False
     leaving: Mapping[str, str] = field(default_factory=dict)
     ending: Ending | None = None
+    why: str = ""
 
 
 class LaunchRefusedError(Exception):
@@ -94,5 +96,10 @@ class Launcher(Protocol):
         ...
 
     def cancel(self, job: str) -> None:
-        """Give the allocation back; repeated calls and unknown jobs are no error."""
+        """Give the allocation back; repeated calls and unknown jobs are no error.
+
+        Args:
+            job: What `submit` returned; "" for all allocations of the run, those included whose
+                `submit` was given up and came through all the same.
+        """
         ...

@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monitors.observations import Observation, Ok, Unknown
+from orchestrator.core.events import Ending
 from orchestrator.launch.folders import NOTE, folder_of, folders_in, home
 from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
 from orchestrator.process_id import ProcessId
@@ -111,12 +112,14 @@ class LocalLauncher:
             }
         except (OSError, ValueError) as error:
             return Unknown(why=f"cannot look at {folder}: {error}", source="local", at=at)
-        running = controller is not None and controller.is_alive
-        return Ok(
-            value=Allocation(job=job, running=running or any(nodes.values()), nodes=nodes),
-            source="local",
-            at=at,
+        running = any(nodes.values()) or (controller is not None and controller.is_alive)
+        value = Allocation(
+            job=job,
+            running=running,
+            nodes=nodes,
+            ending=None if running else _ending(controller, nodes),
         )
+        return Ok(value=value, source="local", at=at)
 
     def unhold(self, job: str, exclude: Sequence[str]) -> None:  # noqa: ARG002 - nothing to exclude
         """Refuse: nothing is ever held here; see `Launcher.unhold`."""
@@ -171,6 +174,13 @@ def _nodes_of(folder: Path) -> tuple[str, ...]:
         return tuple(json.loads((folder / NODES).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return ()
+
+
+def _ending(controller: ProcessId | None, nodes: Mapping[str, bool]) -> Ending:
+    """Say how an allocation ended: agents that left by themselves have taken back their names."""
+    if controller is None:
+        return Ending.UNKNOWN
+    return Ending.FAILED if nodes else Ending.COMPLETED
 
 
 def _process(path: Path) -> ProcessId | None:

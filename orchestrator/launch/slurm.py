@@ -17,21 +17,25 @@ from pathlib import Path
 
 import tenacity
 
-from monitors.observations import Observation, Ok, Unknown
-from orchestrator.launch.folders import folder_of, note_of
+from monitors.observations import Observation
+from orchestrator.launch.folders import folder_of, home, note_of
 from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
 from orchestrator.launch.slurm_commands import (
     SlurmError,
     SlurmRefused,
     SlurmUnavailable,
     allowed,
-    cancel_job,
-    job_by_id,
-    node_states,
+    cancel_jobs,
+    job_record,
+    jobs_by_id,
+    jobs_of_user,
+    release_job,
 )
+from orchestrator.launch.slurm_ending import scontrol_excluded
+from orchestrator.launch.slurm_look import LOOK_EVERY_S, SlurmLook, is_held, manned_by
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_submit import request_of
-from orchestrator.launch.slurm_text import JobFate, JobView, is_gone
+from orchestrator.launch.slurm_text import JobFate, JobView
 from orchestrator.launch.submit import UNAVAILABLE_EXIT
 
 log = logging.getLogger(__name__)
@@ -39,8 +43,6 @@ log = logging.getLogger(__name__)
 SUBMIT_TIMEOUT_S = 120.0
 SUBMIT_TRIES = 3
 SUBMIT_RETRY_S, SUBMIT_RETRY_LONGEST_S = 2.0, 15.0
-LOOK_EVERY_S = 10.0
-LOOK_SLOWEST_S = 60.0
 LEAVING_S = 2.0
 GOODBYE_S = 10.0
 CANCEL_TIMEOUT_S = 15.0
@@ -63,9 +65,7 @@ class SlurmLauncher:
     ) -> None:
         self._run_dir = run_dir.absolute()
         self._options = options
-        self._look_every_s = look_every_s
-        self._failures = 0
-        self._last: tuple[str, float, Observation[Allocation]] | None = None
+        self._look = SlurmLook(self._run_dir, options.reservation, look_every_s)
 
     def submit(self, spec: AllocationSpec) -> str:
         """Queue the allocation, or find it; see `Launcher.submit`.
@@ -80,7 +80,6 @@ class SlurmLauncher:
             ),
             reraise=True,
         )
-        self._last = None
         try:
             return retrying(self._submit_once, spec)
         except SlurmRefused as error:
@@ -104,106 +103,76 @@ class SlurmLauncher:
         return str(note_of(folder)["job"])
 
     def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:
-        """Ask Slurm, or repeat its last answer while that is fresh; see `Launcher.observe`."""
-        if self._last is not None:
-            known, until, seen = self._last
-            if not fresh and known == job and time.monotonic() < until:
-                return seen
-        seen = self._look(job)
-        self._failures = self._failures + 1 if isinstance(seen, Unknown) else 0
-        wait_s = min(self._look_every_s * 2**self._failures, LOOK_SLOWEST_S)
-        self._last = job, time.monotonic() + wait_s, seen
-        return seen
-
-    def _look(self, job: str) -> Observation[Allocation]:
-        at = time.time()
-        try:
-            view = job_by_id(job)
-            fate = view.fate if view is not None else JobFate.GONE
-            if view is not None and fate is JobFate.UNKNOWN:
-                return Unknown(why=f"job {job} is in a state unknown here", source="slurm", at=at)
-            value = Allocation(
-                job=job,
-                running=fate in (JobFate.PENDING, JobFate.RUNNING),
-                nodes=self._lost_nodes(view) if view is not None else {},
-                queued=_queued(view) if view is not None else "",
-            )
-        except (SlurmError, OSError) as error:
-            return Unknown(why=str(error), source="slurm", at=at)
-        return Ok(value=value, source="slurm", at=at)
-
-    def _lost_nodes(self, view: JobView) -> dict[str, bool]:
-        """Return the nodes that had an agent and are lost.
-
-        With --no-kill a node that Slurm marks down leaves the job's list of nodes for good, also
-        when it is up again later.
-        """
-        if view.fate is not JobFate.RUNNING or not view.nodes:
-            return {}
-        manned = self._manned(view.job)
-        lost = [node for node in manned if node not in view.nodes]
-        states = node_states([node for node in manned if node in view.nodes])
-        lost += [node for node, state in states.items() if is_gone(state)]
-        return dict.fromkeys(lost, False)
-
-    def _manned(self, job: str) -> list[str]:
-        """Return the nodes with an agent of this job: those of others are no business of it."""
-        manned: list[str] = []
-        for path in sorted((self._run_dir / "nodes").glob("*/agent.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it leaves
-                if json.loads(path.read_text(encoding="utf-8"))["job"] == job:
-                    manned.append(path.parent.name)
-        return manned
+        """Ask Slurm, or repeat its last answer while that will do; see `Launcher.observe`."""
+        return self._look.of(job, fresh=fresh)
 
     def unhold(self, job: str, exclude: Sequence[str]) -> None:
-        """Let a held job try again; see `Launcher.unhold`."""
-        raise NotImplementedError
+        """Let a held job try again, at once; see `Launcher.unhold`."""
+        try:
+            view = jobs_by_id([job]).get(job)
+            if view is None or not is_held(view):
+                raise LaunchRefusedError(f"job {job} is not held")
+            known, _ = scontrol_excluded(job_record(job))
+            release_job(job, tuple(dict.fromkeys((*known, *exclude))))
+        except SlurmRefused as error:
+            raise LaunchRefusedError(str(error)) from error
+        except SlurmError as error:
+            raise LaunchRefusedError(f"Slurm does not answer: {error}") from error
+        finally:
+            self._look.forget()
 
     def cancel(self, job: str) -> None:
-        """Give the allocation back; see `Launcher.cancel`.
+        """Give the allocation back, or all of the run's; see `Launcher.cancel`.
 
-        Agents that were told to leave end the job by themselves: it then counts as completed in
+        Agents that were told to leave end their job by themselves: it then counts as completed in
         the site's books, and not as cancelled.
         """
-        self._last = None
         try:
-            if self._wait_until_gone(job, GOODBYE_S if self._are_leaving() else 0.0):
-                return
-            cancel_job(job)
-            if not self._wait_until_gone(job, CANCEL_TIMEOUT_S):
-                log.warning("job %s is still there after scancel", job)
+            left = self._living([job] if job else None)
+            if any(view.fate is JobFate.RUNNING for view in left) and self._are_leaving(left):
+                left = self._wait_until_gone(left, GOODBYE_S)
+            if left:
+                cancel_jobs([view.job for view in left])
+                left = self._wait_until_gone(left, CANCEL_TIMEOUT_S)
+            for view in left:
+                log.warning("job %s is still there after scancel", view.job)
         except SlurmError as error:
-            log.error("cannot cancel job %s (%s); do it by hand: scancel %s", job, error, job)
+            which = f"scancel {job}" if job else "squeue --me, then scancel"
+            log.error("cannot give back %s (%s); do it by hand: %s", job or "all", error, which)
         finally:
-            self._last = None
+            self._look.forget()
 
-    def _are_leaving(self) -> bool:
-        """Whether the job had agents and all of them have left, or do so within moments.
+    def _living(self, jobs: Sequence[str] | None) -> list[JobView]:
+        """Return those of the jobs that wait or run; without any, look for all of the run's.
+
+        Whoever submitted one of them may have ended before it noted that.
+        """
+        ours = home(self._run_dir)
+        found = (
+            jobs_by_id(jobs).values()
+            if jobs is not None
+            else (view for view in jobs_of_user() if Path(view.workdir).parent == ours)
+        )
+        return [view for view in found if view.fate is not JobFate.GONE]
+
+    def _are_leaving(self, views: Sequence[JobView]) -> bool:
+        """Whether all agents of these jobs have left, or do so within moments.
 
         An agent ends its connection, on which the supervisor waits, a little before itself.
         """
-        nodes = self._run_dir / "nodes"
         until = time.monotonic() + LEAVING_S
-        while nodes.is_dir() and any(nodes.glob("*/agent.json")):
-            if time.monotonic() >= until:
-                return False
-            time.sleep(CANCEL_EVERY_S)
-        return nodes.is_dir()
-
-    def _wait_until_gone(self, job: str, for_s: float) -> bool:
-        until = time.monotonic() + for_s
-        while (view := job_by_id(job)) is not None and view.fate is not JobFate.GONE:
+        while any(manned_by(self._run_dir, view.job) for view in views):
             if time.monotonic() >= until:
                 return False
             time.sleep(CANCEL_EVERY_S)
         return True
 
-
-def _queued(view: JobView) -> str:
-    """Say why a job has no nodes yet, "" when it has."""
-    if view.fate is not JobFate.PENDING:
-        return ""
-    return f"{view.state.lower()}, {view.reason}" if view.reason else view.state.lower()
+    def _wait_until_gone(self, views: Sequence[JobView], for_s: float) -> list[JobView]:
+        until = time.monotonic() + for_s
+        jobs = [view.job for view in views]
+        while (left := self._living(jobs)) and time.monotonic() < until:
+            time.sleep(CANCEL_EVERY_S)
+        return left
 
 
 def _run_child(request: dict[str, object], env: dict[str, str], output: int) -> int:

@@ -2,18 +2,26 @@
 
 import fnmatch
 import os
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
 import tenacity
 
+from orchestrator.launch.slurm_ending import SACCT_FORMAT, JobEnd, has_no_books, sacct_end
+from orchestrator.launch.slurm_node_text import (
+    NodeView,
+    Reservation,
+    scontrol_nodes,
+    scontrol_reservations,
+)
 from orchestrator.launch.slurm_text import (
     SQUEUE_FORMAT,
     JobView,
     complaint,
+    config_seconds,
     is_no_answer,
     is_no_such_job,
-    scontrol_nodes,
     squeue_jobs,
 )
 
@@ -38,6 +46,7 @@ class SlurmError(Exception):
     SlurmError
       SlurmUnavailable    no answer: perhaps done, perhaps not
       SlurmRefused        an answer, and it is no
+        NoBooksError      there is no accounting
     """
 
 
@@ -47,6 +56,10 @@ class SlurmUnavailable(SlurmError):
 
 class SlurmRefused(SlurmError):
     """The controller said no."""
+
+
+class NoBooksError(SlurmRefused):
+    """This cluster keeps no accounts of jobs that are over."""
 
 
 def allowed(environ: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
@@ -107,27 +120,77 @@ def jobs_named(name: str) -> tuple[JobView, ...]:
     return squeue_jobs(ask(["squeue", *_AS_TOLD, mine, f"--name={name}"]))
 
 
-def job_by_id(job: str) -> JobView | None:
-    """Return a job, None when Slurm knows none of this number (any more)."""
+def jobs_by_id(jobs: Sequence[str]) -> dict[str, JobView]:
+    """Return jobs by their numbers, without those that Slurm does not know (any more)."""
     try:
-        found = squeue_jobs(ask(["squeue", *_AS_TOLD, f"--jobs={job}"]))
+        found = squeue_jobs(ask(["squeue", *_AS_TOLD, f"--jobs={','.join(jobs)}"]))
     except SlurmRefused as error:
         if is_no_such_job(str(error)):
-            return None
+            return {}
         raise
-    return next((view for view in found if view.job == job), None)
+    return {view.job: view for view in found if view.job in jobs}
 
 
-def node_states(names: Sequence[str]) -> dict[str, str]:
-    """Return the states of nodes, in Slurm's words."""
-    if not names:
-        return {}
-    return scontrol_nodes(ask(["scontrol", "show", "node", ",".join(names)]))
+def jobs_of_user() -> tuple[JobView, ...]:
+    """Return all of this user's jobs, those that ended lately included."""
+    return squeue_jobs(ask(["squeue", *_AS_TOLD, f"--user={os.getuid()}"]))
 
 
-def cancel_job(job: str) -> None:
-    """Ask for a job's end; one that ended before is no error."""
-    ask(["scancel", job])
+def job_record(job: str) -> bytes:
+    """Return all that Slurm remembers of a job, b"" when it knows none of this number."""
+    try:
+        return ask(["scontrol", "show", "job", job])
+    except SlurmRefused as error:
+        if is_no_such_job(str(error)):
+            return b""
+        raise
+
+
+def nodes_named(names: Sequence[str]) -> dict[str, NodeView]:
+    """Return nodes as Slurm describes them."""
+    return scontrol_nodes(ask(["scontrol", "show", "node", ",".join(names)])) if names else {}
+
+
+def reservations() -> tuple[Reservation, ...]:
+    """Return all reservations."""
+    return scontrol_reservations(ask(["scontrol", "show", "reservation"]))
+
+
+def end_in_the_books(job: str) -> JobEnd | None:
+    """Return how a job ended after sacct, None when it is not in the books.
+
+    Raises:
+        NoBooksError: This cluster keeps none.
+    """
+    words = ("--allocations", "--noheader", "--parsable2", f"--format={SACCT_FORMAT}")
+    if shutil.which("sacct") is None:
+        raise NoBooksError("no sacct in PATH")
+    try:
+        return sacct_end(ask(["sacct", *words, f"--jobs={job}"]))
+    except SlurmRefused as error:
+        if has_no_books(str(error)):
+            raise NoBooksError(str(error)) from error
+        raise
+
+
+def kill_wait_s() -> float:
+    """Return how long Slurm leaves a job between SIGTERM and SIGKILL."""
+    seconds = config_seconds(ask(["scontrol", "show", "config"]), "KillWait")
+    if seconds is None:
+        raise SlurmRefused("scontrol: shows no KillWait")
+    return seconds
+
+
+def release_job(job: str, exclude: Sequence[str]) -> None:
+    """Let a held job try again at once, never on nodes of `exclude`."""
+    changes = [f"ExcNodeList={','.join(exclude)}"] if exclude else []
+    ask(["scontrol", "update", f"JobId={job}", *changes, "StartTime=now"])
+    ask(["scontrol", "release", job])
+
+
+def cancel_jobs(jobs: Sequence[str]) -> None:
+    """Ask for the end of jobs; those that ended before are no error."""
+    ask(["scancel", *jobs])
 
 
 _AS_TOLD = ("--noheader", "--states=all", f"--format={SQUEUE_FORMAT}")

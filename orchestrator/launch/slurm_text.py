@@ -14,7 +14,6 @@ from enum import StrEnum
 
 SEPARATOR = "\x1f"  # in no name, path or reason
 SQUEUE_FORMAT = SEPARATOR.join(("%i", "%T", "%N", "%j", "%k", "%Z", "%r"))
-SINFO_FORMAT = "%N|%T|%E"
 MAX_NODES = 100_000
 MAX_REASON = 300
 
@@ -86,6 +85,11 @@ FATE_OF: Mapping[SlurmJobState, JobFate] = {
     _S.UNKNOWN: JobFate.UNKNOWN,
 }
 
+# "launch failed requeued held", "job requeued in held state" and their like; scontrol writes them
+# with underscores. Source: job_mgr.c and slurm_protocol_defs.c of 22.05 to 25.05.
+HELD = re.compile(r"requeued?[ _](in[ _])?held", re.IGNORECASE)
+HELD_STATES = frozenset({_S.REQUEUE_HOLD, _S.SPECIAL_EXIT})
+
 _CODES = """
 BF BOOT_FAIL, CA CANCELLED, CD COMPLETED, CF CONFIGURING, CG COMPLETING, DL DEADLINE, F FAILED,
 NF NODE_FAIL, OOM OUT_OF_MEMORY, PD PENDING, PR PREEMPTED, R RUNNING, RD RESV_DEL_HOLD,
@@ -110,6 +114,16 @@ class JobView:
     reason: str
 
     @property
+    def is_held(self) -> bool:
+        """Whether it waits because a launch of it failed, until somebody releases it.
+
+        Not one that a person holds on purpose.
+        """
+        return self.fate is JobFate.PENDING and (
+            self.state in HELD_STATES or HELD.search(self.reason) is not None
+        )
+
+    @property
     def fate(self) -> JobFate:
         """What that means for those who wait for its nodes."""
         return FATE_OF[self.state]
@@ -131,7 +145,7 @@ def job_state(text: str) -> SlurmJobState:
 def squeue_jobs(output: bytes) -> tuple[JobView, ...]:
     """Read `squeue --noheader --format=SQUEUE_FORMAT`; a line break in a reason is a space."""
     rows: list[list[str]] = []
-    for line in _text(output).split("\n"):
+    for line in decoded(output).split("\n"):
         fields = line.split(SEPARATOR)
         if len(fields) == SQUEUE_FORMAT.count(SEPARATOR) + 1:
             rows.append(fields)
@@ -142,9 +156,9 @@ def squeue_jobs(output: bytes) -> tuple[JobView, ...]:
             job=job,
             state=job_state(state),
             nodes=expand(nodes),
-            name=_value(name),
-            comment=_value(comment),
-            workdir=_value(workdir),
+            name=value_of(name),
+            comment=value_of(comment),
+            workdir=value_of(workdir),
             reason=one_line(reason),
         )
         for job, state, nodes, name, comment, workdir, reason in rows
@@ -155,47 +169,22 @@ def scontrol_jobs(output: bytes) -> tuple[JobView, ...]:
     """Read `scontrol show job`."""
     return tuple(
         JobView(
-            job=_word(record, "JobId"),
-            state=job_state(_word(record, "JobState")),
-            nodes=expand(_word(record, "NodeList")),
-            name=_word(record, "JobName"),
-            comment=_rest(record, "Comment"),
-            workdir=_rest(record, "WorkDir"),
-            reason=one_line(_word(record, "Reason")),
+            job=word_of(record, "JobId"),
+            state=job_state(word_of(record, "JobState")),
+            nodes=expand(word_of(record, "NodeList")),
+            name=word_of(record, "JobName"),
+            comment=line_of(record, "Comment"),
+            workdir=line_of(record, "WorkDir"),
+            reason=one_line(word_of(record, "Reason")),
         )
-        for record in _records(_text(output), "JobId")
+        for record in records_of(decoded(output), "JobId")
     )
 
 
-def scontrol_nodes(output: bytes) -> dict[str, str]:
-    """Read `scontrol show node`: the state of each node, as Slurm writes it."""
-    records = _records(_text(output), "NodeName")
-    return {_word(record, "NodeName"): _word(record, "State") for record in records}
-
-
-def sinfo_nodes(output: bytes) -> dict[str, str]:
-    """Read `sinfo --noheader --Node --format=SINFO_FORMAT`; of several lines the first counts."""
-    found: dict[str, str] = {}
-    for line in _text(output).split("\n"):
-        name, bar, rest = line.partition("|")
-        state, second, _ = rest.partition("|")
-        if bar and second and name:
-            found.setdefault(name, state)
-    return found
-
-
-# What ends everything on a node. Not FAILING (its job runs on), not NOT_RESPONDING or "*"
-# (perhaps only busy), not DRAIN. "~" and "%" are powered down and powering down in sinfo.
-GONE_WORDS = frozenset({"DOWN", "FAIL", "POWERED_DOWN", "POWERING_DOWN", "POW_DN"})
-GONE_MARKS = ("~", "%")
-
-
-def is_gone(state: str) -> bool:
-    """Whether nothing can run on a node in this state; False also for words not known here."""
-    words = state.strip().upper().split("+")
-    bare = {word.rstrip("*~#!%$@^-") for word in words}
-    marks = "".join(word[len(word.rstrip("*~#!%$@^-")) :] for word in words)
-    return bool(bare & GONE_WORDS) or any(mark in marks for mark in GONE_MARKS)
+def config_seconds(output: bytes, key: str) -> float | None:
+    """Read a time of `scontrol show config`, as `KillWait = 30 sec`; None when it is not there."""
+    match = re.search(rf"^{key}\s*=\s*(\d+) sec", decoded(output), flags=re.MULTILINE)
+    return float(match[1]) if match else None
 
 
 def expand(node_list: str) -> tuple[str, ...]:
@@ -203,7 +192,7 @@ def expand(node_list: str) -> tuple[str, ...]:
 
     A list that cannot be read is as good as no list: the caller then knows of no node.
     """
-    text = _value(node_list)
+    text = value_of(node_list)
     names: list[str] = []
     for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
         parts = re.split(r"\[([^\]]*)\]", item)
@@ -263,31 +252,33 @@ def complaint(stderr: str) -> str:
 
 def one_line(text: str) -> str:
     """Return text for people: no line breaks, bounded, "" for Slurm's words for nothing."""
-    return " ".join(_value(text).split())[:MAX_REASON]
+    return " ".join(value_of(text).split())[:MAX_REASON]
 
 
-def _text(output: bytes) -> str:
+def decoded(output: bytes) -> str:
+    """Return an output as text, whatever bytes are in it."""
     return output.decode(encoding="utf-8", errors="replace")
 
 
-def _value(text: str) -> str:
+def value_of(text: str) -> str:
+    """Return a value, "" for Slurm's words for nothing."""
     stripped = text.strip()
     return "" if stripped in ("(null)", "None", "N/A", "none") else stripped
 
 
-def _records(text: str, first: str) -> list[str]:
+def records_of(text: str, first: str) -> list[str]:
     """Split an output of scontrol; only a record's first line is not indented."""
     parts = re.split(rf"^(?={first}=)", text, flags=re.MULTILINE)
     return [part for part in parts if part.startswith(f"{first}=")]
 
 
-def _word(record: str, key: str) -> str:
+def word_of(record: str, key: str) -> str:
     """Return a value without spaces; the first of its name, as free texts come last."""
     match = re.search(rf"(?:^|\s){key}=(\S*)", record)
-    return _value(match[1]) if match else ""
+    return value_of(match[1]) if match else ""
 
 
-def _rest(record: str, key: str) -> str:
+def line_of(record: str, key: str) -> str:
     """Return a value that has a line of its own."""
     match = re.search(rf"^\s+{key}=(.*)$", record, flags=re.MULTILINE)
-    return _value(match[1]) if match else ""
+    return value_of(match[1]) if match else ""

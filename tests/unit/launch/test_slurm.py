@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 
 from monitors.observations import Ok, Unknown
-from orchestrator.launch import slurm, slurm_commands, slurm_submit
-from orchestrator.launch.launcher import AllocationSpec
+from orchestrator.core.events import Ending
+from orchestrator.launch import slurm, slurm_commands, slurm_look, slurm_submit
+from orchestrator.launch.launcher import AllocationSpec, LaunchRefusedError
 from orchestrator.launch.slurm import SlurmLauncher
 from orchestrator.launch.slurm_commands import (
+    NoBooksError,
     SlurmRefused,
     SlurmUnavailable,
     allowed,
     ask,
-    job_by_id,
+    end_in_the_books,
+    jobs_by_id,
 )
+from orchestrator.launch.slurm_ending import JobEnd, sacct_end
+from orchestrator.launch.slurm_node_text import NodeView
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_text import JobView, SlurmJobState
 
@@ -197,12 +202,28 @@ def test_no_answer_is_asked_for_again_and_a_refusal_is_not(answers: Any) -> None
 
 def test_an_unknown_job_is_none_and_no_answer_is_not(answers: Any) -> None:
     answers(NO_JOB)
-    assert job_by_id("7") is None
+    assert not jobs_by_id(["7"])
     answers((0, ""))
-    assert job_by_id("7") is None
+    assert not jobs_by_id(["7", "8"])
     answers(AWAY)
     with pytest.raises(SlurmUnavailable):
-        job_by_id("7")
+        jobs_by_id(["7"])
+
+
+def test_a_cluster_without_books_is_told_from_books_that_do_not_answer(
+    answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_commands.shutil, "which", lambda _: "/usr/bin/sacct")
+    answers((1, "Slurm accounting storage is disabled"))
+    with pytest.raises(NoBooksError):
+        end_in_the_books("7")
+    answers((1, "sacct: error: slurm_persist_conn_open: failed to send"))
+    with pytest.raises(SlurmRefused) as caught:
+        end_in_the_books("7")
+    assert not isinstance(caught.value, NoBooksError)
+    monkeypatch.setattr(slurm_commands.shutil, "which", lambda _: None)
+    with pytest.raises(NoBooksError):
+        end_in_the_books("7")
 
 
 @pytest.fixture
@@ -214,11 +235,29 @@ def launcher(tmp_path: Path) -> SlurmLauncher:
     return SlurmLauncher(tmp_path, SlurmOptions())
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, job: JobView | None, **states: str) -> None:
-    monkeypatch.setattr(slurm, "job_by_id", lambda _: job)
-    monkeypatch.setattr(
-        slurm, "node_states", lambda names: {n: states.get(n, "MIXED") for n in names}
-    )
+def looks(
+    monkeypatch: pytest.MonkeyPatch, *jobs: JobView, end: JobEnd | None = None, **states: str
+) -> list[str]:
+    """Have Slurm say this; returns what it is asked for."""
+    asked: list[str] = []
+
+    def jobs_of(wanted: list[str]) -> dict[str, JobView]:
+        asked.append("squeue " + " ".join(wanted))
+        return {job.job: job for job in jobs if job.job in wanted}
+
+    def nodes_of(names: list[str]) -> dict[str, NodeView]:
+        asked.append("nodes " + " ".join(names))
+        return {
+            name: NodeView(name=name, state=states.get(name, "MIXED"), reason="", since=None)
+            for name in names
+        }
+
+    monkeypatch.setattr(slurm_look, "jobs_by_id", jobs_of)
+    monkeypatch.setattr(slurm_look, "nodes_named", nodes_of)
+    monkeypatch.setattr(slurm_look, "reservations", lambda: ())
+    monkeypatch.setattr(slurm_look, "job_record", lambda _: b"")
+    monkeypatch.setattr(slurm_look, "end_in_the_books", lambda _: end)
+    return asked
 
 
 def test_a_node_that_left_the_job_or_is_down_is_lost_and_no_other(
@@ -234,7 +273,7 @@ def test_a_node_that_left_the_job_or_is_down_is_lost_and_no_other(
 def test_the_nodes_of_another_allocation_are_never_lost_with_this_one(
     launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks(monkeypatch, view(job="8", nodes=("n4",)), n1="DOWN")
+    looks(monkeypatch, view(job="8", nodes=("n4",)), view(), n1="DOWN")
     (tmp_path / "nodes" / "n4").mkdir()
     (tmp_path / "nodes" / "n4" / "agent.json").write_text('{"pid": 1, "started": 1, "job": "8"}')
     seen = launcher.observe("8")
@@ -245,7 +284,7 @@ def test_the_nodes_of_another_allocation_are_never_lost_with_this_one(
 @pytest.mark.parametrize(
     ("job", "running", "queued"),
     [
-        (None, False, ""),
+        (view(job="1"), False, ""),
         (view(SlurmJobState.PENDING, nodes=(), reason="Priority"), True, "pending, Priority"),
         (view(SlurmJobState.CONFIGURING), True, "configuring"),
         (view(SlurmJobState.COMPLETING), False, ""),
@@ -255,7 +294,7 @@ def test_the_nodes_of_another_allocation_are_never_lost_with_this_one(
 def test_a_job_waits_runs_or_is_gone(
     launcher: SlurmLauncher,
     monkeypatch: pytest.MonkeyPatch,
-    job: JobView | None,
+    job: JobView,
     running: bool,
     queued: str,
 ) -> None:
@@ -278,27 +317,147 @@ def test_slurm_is_asked_seldom_and_more_seldom_while_it_fails(
     now = [1000.0]
     asked: list[float] = []
 
-    def look(_: str) -> JobView | None:
+    def look(_: list[str]) -> dict[str, JobView]:
         asked.append(now[0])
         raise SlurmUnavailable("squeue: no answer")
 
-    monkeypatch.setattr(slurm, "job_by_id", look)
-    monkeypatch.setattr(slurm.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slurm_look, "jobs_by_id", look)
+    monkeypatch.setattr(slurm_look.time, "monotonic", lambda: now[0])
     for _ in range(2000):
         assert isinstance(launcher.observe("7"), Unknown)
         now[0] += 0.25
     gaps = [later - first for first, later in itertools.pairwise(asked)]
     assert gaps == sorted(gaps)
-    assert gaps[0] == 2 * slurm.LOOK_EVERY_S
-    assert gaps[-1] == slurm.LOOK_SLOWEST_S
+    assert gaps[0] == 2 * slurm_look.LOOK_EVERY_S
+    assert gaps[-1] == slurm_look.LOOK_SLOWEST_S
+
+
+def test_one_look_asks_for_all_jobs_and_all_their_nodes(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = looks(monkeypatch, view(), view(job="8", nodes=("n4", "n5")))
+    launcher.observe("7")
+    launcher.observe("8")
+    assert asked[-2:] == ["squeue 7 8", "nodes n1 n2 n4 n5"]
+    before = len(asked)
+    launcher.observe("7")
+    launcher.observe("8")
+    assert len(asked) == before
+    launcher.observe("7", fresh=True)
+    assert asked[before:] == ["squeue 7 8", "nodes n1 n2 n4 n5"]
+
+
+@pytest.mark.parametrize(
+    ("job", "end", "how"),
+    [
+        (view(SlurmJobState.COMPLETING), None, Ending.UNKNOWN),
+        (view(SlurmJobState.CANCELLED), None, Ending.CANCELLED),
+        (view(SlurmJobState.TIMEOUT), None, Ending.TIME_LIMIT),
+        (view(job="1"), None, Ending.UNKNOWN),
+        (view(job="1"), "PREEMPTED|Unknown|Unknown|n1\n", Ending.PREEMPTED),
+    ],
+)
+def test_how_a_job_ended_is_told_by_slurm_or_by_its_books(
+    launcher: SlurmLauncher,
+    monkeypatch: pytest.MonkeyPatch,
+    job: JobView,
+    end: str | None,
+    how: Ending,
+) -> None:
+    asked = looks(monkeypatch, job, end=sacct_end(end.encode()) if end else None)
+    seen = launcher.observe("7")
+    assert isinstance(seen, Ok)
+    assert not seen.value.running
+    assert seen.value.ending is how
+    before = len(asked)
+    launcher.observe("7", fresh=True)
+    is_asked_again = len(asked) > before
+    assert is_asked_again is (how is Ending.UNKNOWN)
+
+
+def test_books_that_there_are_not_are_asked_for_once(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(monkeypatch)
+    asked: list[str] = []
+
+    def no_books(job: str) -> JobEnd | None:
+        asked.append(job)
+        raise NoBooksError("sacct: Slurm accounting storage is disabled")
+
+    monkeypatch.setattr(slurm_look, "end_in_the_books", no_books)
+    for job in ("7", "7", "8"):
+        seen = launcher.observe(job, fresh=True)
+        assert isinstance(seen, Ok)
+        assert seen.value.ending is Ending.UNKNOWN
+    assert asked == ["7"]
+
+
+def test_a_job_that_an_admin_holds_is_held_for_us_only_after_it_had_begun(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for restarts, held in ((0, False), (1, True)):
+        waiting = view(SlurmJobState.PENDING, nodes=(), reason="JobHeldAdmin")
+        looks(monkeypatch, waiting)
+        record = f"JobId=7 JobName=x\n   Requeue=1 Restarts={restarts}\n".encode()
+        monkeypatch.setattr(slurm_look, "job_record", lambda _, record=record: record)
+        seen = launcher.observe("7", fresh=True)
+        assert isinstance(seen, Ok)
+        assert seen.value.held is held
+
+
+def test_what_is_not_held_or_refused_by_slurm_cannot_be_released(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = view(SlurmJobState.PENDING, nodes=(), reason="launch failed requeued held")
+    record = b"JobId=7 JobName=x\n   ReqNodeList=(null) ExcNodeList=n[1-2]\n"
+    released: list[tuple[str, tuple[str, ...]]] = []
+    monkeypatch.setattr(slurm, "job_record", lambda _: record)
+    monkeypatch.setattr(slurm, "release_job", lambda job, names: released.append((job, names)))
+    for answer in ({}, {"7": view()}):
+        monkeypatch.setattr(slurm, "jobs_by_id", lambda _, answer=answer: answer)
+        with pytest.raises(LaunchRefusedError, match="job 7 is not held"):
+            launcher.unhold("7", ("n3",))
+    assert not released
+    monkeypatch.setattr(slurm, "jobs_by_id", lambda _: {"7": held})
+    launcher.unhold("7", ("n3", "n2"))
+    assert released == [("7", ("n1", "n2", "n3"))]
+
+    def refuse(job: str, names: tuple[str, ...]) -> None:
+        raise SlurmRefused("scontrol: Access/permission denied")
+
+    monkeypatch.setattr(slurm, "release_job", refuse)
+    with pytest.raises(LaunchRefusedError, match="permission denied"):
+        launcher.unhold("7", ())
 
 
 def test_a_cancel_without_an_answer_is_no_error(
     launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def silent(_: str) -> JobView | None:
+    def silent(_: list[str]) -> dict[str, JobView]:
         raise SlurmUnavailable("squeue: no answer")
 
-    monkeypatch.setattr(slurm, "job_by_id", silent)
+    monkeypatch.setattr(slurm, "jobs_by_id", silent)
     launcher.cancel("7")
     assert "scancel 7" in caplog.text
+
+
+def test_giving_all_back_finds_jobs_that_nobody_noted_and_no_others(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "submitit"
+    jobs = (
+        view(job="1", workdir=str(folder / "r-0-launch-1")),
+        view(SlurmJobState.PENDING, job="2", workdir=str(folder / "r-0-launch-2")),
+        view(SlurmJobState.COMPLETING, job="3", workdir=str(folder / "r-0-launch-3")),
+        view(job="4", workdir="/elsewhere/submitit/r-0-launch-1"),
+    )
+    cancelled: list[str] = []
+    monkeypatch.setattr(slurm, "jobs_of_user", lambda: jobs)
+    monkeypatch.setattr(slurm, "jobs_by_id", lambda _: {})
+    monkeypatch.setattr(slurm, "GOODBYE_S", 0.0)
+    (tmp_path / "nodes" / "n1" / "agent.json").write_text('{"job": "1"}')
+    monkeypatch.setattr(slurm, "LEAVING_S", 0.0)
+    monkeypatch.setattr(slurm, "cancel_jobs", cancelled.extend)
+    launcher.cancel("")
+    assert cancelled == ["1", "2"]

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.launch import slurm_ending as ends
+from orchestrator.launch import slurm_node_text as nodes
 from orchestrator.launch import slurm_text as text
 from orchestrator.launch.slurm_text import FATE_OF, JobFate, SlurmJobState, expand, job_state
 
@@ -66,10 +68,41 @@ def test_a_lost_node_has_left_the_list_of_a_job_that_runs_on() -> None:
     assert jobs["1"].nodes == ("node2", "node3")
     (shown,) = text.scontrol_jobs(data("scontrol-job-node-lost-22.05"))
     assert shown.nodes == ("node2", "node3")
-    states = text.scontrol_nodes(data("scontrol-nodes-node-lost-22.05"))
-    assert [name for name, state in states.items() if text.is_gone(state)] == ["node1"]
-    states = text.sinfo_nodes(data("sinfo-node-lost-22.05"))
-    assert [name for name, state in states.items() if text.is_gone(state)] == ["node1"]
+
+
+def test_a_job_that_slurm_holds_after_a_failed_launch_is_told_from_others() -> None:
+    (held,) = text.squeue_jobs(data("squeue-held-22.05"))
+    assert (held.state, held.is_held) == (SlurmJobState.PENDING, True)
+    (shown,) = text.scontrol_jobs(data("scontrol-job-held-22.05"))
+    assert shown.is_held
+    jobs = {job.job: job for job in text.squeue_jobs(data("squeue-25.05-handwritten"))}
+    assert [name for name, job in jobs.items() if job.is_held] == ["8812037_[1-4%2]"]
+    for name in ("squeue-pending-22.05", "squeue-running-22.05", "squeue-prolog-22.05"):
+        assert not [job for job in text.squeue_jobs(data(name)) if job.is_held]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "held"),
+    [
+        (SlurmJobState.PENDING, "job requeued in held state", True),
+        (SlurmJobState.REQUEUE_HOLD, "", True),
+        (SlurmJobState.PENDING, "JobHeldUser", False),
+        (SlurmJobState.PENDING, "JobHeldAdmin", False),
+        (SlurmJobState.RUNNING, "launch failed requeued held", False),
+    ],
+)
+def test_a_job_that_a_person_holds_is_left_to_that_person(
+    state: SlurmJobState, reason: str, held: bool
+) -> None:
+    job = text.JobView(
+        job="1", state=state, nodes=(), name="", comment="", workdir="", reason=reason
+    )
+    assert job.is_held is held
+
+
+def test_a_time_of_the_configuration() -> None:
+    assert text.config_seconds(data("scontrol-config-22.05"), "KillWait") == 3.0
+    assert text.config_seconds(data("scontrol-config-22.05"), "MaxWait") is None
 
 
 def test_newer_words_breaks_in_reasons_and_odd_bytes_do_not_disturb() -> None:
@@ -94,48 +127,6 @@ def test_scontrol_tells_the_same_of_a_job_as_squeue() -> None:
     assert text.scontrol_jobs(data("scontrol-job-22.05")) == (job,)
     (job, *_) = text.squeue_jobs(data("squeue-25.05-handwritten"))
     assert text.scontrol_jobs(data("scontrol-job-25.05-handwritten")) == (job,)
-
-
-def test_states_of_nodes_come_from_their_own_field_only() -> None:
-    assert text.scontrol_nodes(data("scontrol-nodes-24.11-handwritten")) == {
-        "gpu-a001-b": "ALLOCATED+MAINTENANCE+RESERVED+REBOOT_REQUESTED",
-        "gpu-a002-b": "IDLE+CLOUD+POWERED_DOWN",
-        "gpu-a003-b": "DOWN*+DRAIN+INVALID_REG",
-    }
-    assert set(text.scontrol_nodes(data("scontrol-nodes-22.05")).values()) == {"MIXED"}
-
-
-def test_sinfo_with_reasons_of_several_lines() -> None:
-    assert text.sinfo_nodes(data("sinfo-drain-22.05"))["node2"] == "draining"
-    states = text.sinfo_nodes(data("sinfo-25.05-handwritten"))
-    assert len(states) == 13
-    assert states["n3"] == "drained$"
-    gone = {name for name, state in states.items() if text.is_gone(state)}
-    assert gone == {"n2", "gpu-a001-b", "gpu-a002-b", "gpu-a005-b"}
-
-
-@pytest.mark.parametrize(
-    ("state", "gone"),
-    [
-        ("DOWN", True),
-        ("DOWN*", True),
-        ("DOWN+NOT_RESPONDING", True),
-        ("DOWN*+DRAIN", True),
-        ("FAIL", True),
-        ("IDLE+CLOUD+POWERED_DOWN", True),
-        ("pow_dn", True),
-        ("FAILING", False),
-        ("MIXED*", False),
-        ("MIXED+NOT_RESPONDING", False),
-        ("IDLE+DRAIN", False),
-        ("draining@", False),
-        ("allocated#", False),
-        ("UNKNOWN", False),
-        ("", False),
-    ],
-)
-def test_only_words_for_the_end_of_a_node_mean_its_end(state: str, gone: bool) -> None:
-    assert text.is_gone(state) is gone
 
 
 @pytest.mark.parametrize(
@@ -178,5 +169,10 @@ def test_what_is_cut_off_or_garbled_is_read_without_an_error(cut: int) -> None:
         for piece in (body[cut:], body[:cut], body[:cut] + b"\xff\x00\n" + body[cut:]):
             text.squeue_jobs(piece)
             text.scontrol_jobs(piece)
-            text.scontrol_nodes(piece)
-            text.sinfo_nodes(piece)
+            nodes.scontrol_nodes(piece)
+            nodes.sinfo_nodes(piece)
+            nodes.scontrol_reservations(piece)
+            ends.scontrol_end(piece)
+            ends.scontrol_excluded(piece)
+            ends.sacct_end(piece)
+            text.config_seconds(piece, "KillWait")
