@@ -41,6 +41,7 @@ prologue = ["env | cut -d= -f1 > {workdir}/names-$SLURM_JOB_NAME"]
 heartbeat_s = 0.2
 agent_lost_s = 4.0
 kill_grace_s = 1.0
+leave_s = 2.0
 launch_s = 60.0
 """
 SCRIPT = Path(__file__).parents[1] / "data" / "short_job.py"

@@ -54,6 +54,7 @@ options = {{ cpus-per-task = 2 }}
 heartbeat_s = 0.2
 agent_lost_s = 4.0
 kill_grace_s = 1.0
+leave_s = 2.0
 launch_s = 60.0
 """
 

@@ -21,6 +21,7 @@ from orchestrator.errors import (
     NotFound,
     PreconditionError,
 )
+from orchestrator.launch.slurm_commands import SlurmUnavailable
 from orchestrator.preflight import SLURM_PROGRAMS, preflight, timeouts_table
 from orchestrator.supervisor.journal import FileJournal
 from orchestrator.supervisor.lease import Lease
@@ -427,3 +428,43 @@ def test_a_name_that_means_this_machine_only_here_is_no_address_for_nodes(
     line = refused(on_slurm(tmp_path, "localhost"))
     assert line.startswith("server.host: localhost is ")
     assert "Slurm's nodes can connect to" in line
+
+
+def slurm_here(folder: Path, monkeypatch: pytest.MonkeyPatch, kill_wait: float | None) -> RunConfig:
+    """A run on a machine whose Slurm has this KillWait, or does not answer."""
+
+    def ask() -> float:
+        if kill_wait is None:
+            raise SlurmUnavailable("scontrol: Unable to contact slurm controller")
+        return kill_wait
+
+    for name in ("true", *SLURM_PROGRAMS):
+        executable(folder / "bin" / name)
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+    monkeypatch.setattr("orchestrator.preflight.is_reachable", lambda _: True)
+    monkeypatch.setattr("orchestrator.preflight.kill_wait_s", ask)
+    return on_slurm(folder, "localhost")
+
+
+@pytest.mark.parametrize("kill_wait", [20.0, 25.0])
+def test_agents_that_slurm_would_kill_before_they_have_left_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_wait: float
+) -> None:
+    line = refused(slurm_here(tmp_path, monkeypatch, kill_wait))
+    assert line == (
+        f"timeouts.leave_s: 25 s, but Slurm here kills {kill_wait:g} s after SIGTERM (its "
+        f"KillWait); choose less than {kill_wait:g}, and timeouts.kill_grace_s below it"
+    )
+
+
+def test_agents_that_leave_in_time_are_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preflight(slurm_here(tmp_path, monkeypatch, 30.0))
+
+
+def test_a_slurm_that_cannot_be_asked_is_no_place_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = refused(slurm_here(tmp_path, monkeypatch, None))
+    assert line.startswith("nodes.launcher: cannot ask Slurm for its KillWait: scontrol: Unable")
