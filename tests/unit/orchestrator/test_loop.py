@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -22,13 +23,16 @@ from orchestrator.supervisor import loop
 from orchestrator.supervisor.journal import FileJournal, read_records
 from orchestrator.supervisor.lease import Lease
 from orchestrator.supervisor.loop import Supervisor
+from orchestrator.supervisor.sessions import Session
 from orchestrator.views.history import History
 from orchestrator.views.replay import replay
 from orchestrator.wire import (
     Ack,
     Fact,
+    Hello,
     Order,
     Outcome,
+    Report,
     ReservePort,
     Shutdown,
     StartNode,
@@ -479,6 +483,144 @@ def test_a_supervisor_that_stood_still_loses_nobody(tmp_path: Path) -> None:
                 await until(lambda: office.supervisor._last_tick > loop_time + 50)
                 await asyncio.sleep(0.2)
             assert not office.events(ev.AgentLost)
+
+    play(main())
+
+
+async def ends(line: aiohttp.ClientWebSocketResponse) -> None:
+    """Wait until the other side has ended the connection."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await line.receive()).type is aiohttp.WSMsgType.TEXT:
+            pass
+
+
+def lost(node: str = "node0") -> ev.AgentLost:
+    return ev.AgentLost(node=node, incarnation="i1", why="silent for 3.0 s", silent_s=3.0)
+
+
+def test_an_agent_that_was_given_up_while_it_said_hello_has_to_say_it_again(
+    tmp_path: Path,
+) -> None:
+    """It was told to keep ranks of an attempt that goes on without it."""
+    office = Office(tmp_path, nodes={"spares": 1})
+
+    async def main() -> None:
+        async with office.open():
+            async with office.agent("node0") as agent:
+                await agent.starts()
+                await until(lambda: office.events(ev.RanksStarted))
+            greet = office.supervisor.sessions._greet
+
+            def late(hello: Hello) -> Welcome:
+                office.supervisor.emit(lost())
+                return greet(hello)
+
+            office.supervisor.sessions._greet = late
+            async with office.agent("node0", attempt=1) as agent:
+                office.supervisor.sessions._greet = greet
+                assert agent.welcome.attempt == 1
+                await ends(agent.line)
+            async with office.agent("node0", attempt=1) as agent:
+                assert agent.welcome.attempt == 0, "its ranks are to end"
+            async with office.agent("node0") as agent:
+                await until(lambda: office.state.nodes["node0"].alive)
+        assert not replay(office.records()).differences
+
+    play(main())
+
+
+def test_a_connected_agent_that_was_given_up_has_to_say_hello_again(tmp_path: Path) -> None:
+    office = Office(tmp_path, nodes={"count": 2})
+
+    async def main() -> None:
+        async with office.open():
+            async with office.agent("node0") as agent:
+                await until(lambda: "node0" in office.state.nodes)
+                office.supervisor.emit(lost())
+                await ends(agent.line)
+            async with office.agent("node0"):
+                await until(lambda: office.state.nodes["node0"].alive)
+
+    play(main())
+
+
+@pytest.mark.parametrize(
+    ("hello", "welcome", "event", "after_s", "is_cut"),
+    [
+        (1, 0, ev.AgentJoined, 0.0, False),  # it ends its ranks and comes again by itself
+        (1, 0, ev.AgentJoined, 60.0, True),
+        (1, 2, ev.AgentJoined, 0.0, True),
+        (1, 0, ev.AgentLost, 0.0, True),
+        (1, 0, None, 0.0, False),
+    ],
+)
+def test_only_an_agent_that_was_told_something_wrong_is_cut_off(
+    hello: int, welcome: int, event: Any, after_s: float, is_cut: bool
+) -> None:
+    session = Session(greeting("n0", attempt=hello), cast(Any, None))
+    session.welcome = Welcome(epoch=1, acked=0, attempt=welcome)
+    session.since = 100.0
+    joined = ev.AgentJoined(node="n0", incarnation="i1", address="", metrics_url="")
+    news = {ev.AgentJoined: joined, ev.AgentLost: lost("n0")}
+    batch = [loop.Inbound(news[event])] if event else []
+    found = list(loop.strangers(State(), [session], batch, 100.0 + after_s))
+    assert found == ([session] if is_cut else [])
+
+
+def test_an_agent_whose_place_was_taken_is_told_to_end_its_ranks_and_not_counted(
+    tmp_path: Path,
+) -> None:
+    office = Office(tmp_path)
+
+    async def main() -> None:
+        async with office.open(), office.agent() as agent:
+            await agent.starts()
+            async with office.agent(incarnation="i2"):
+                await until(lambda: office.state.nodes["node0"].incarnation == "i2")
+                joined = len(office.events(ev.AgentJoined))
+                async with office.agent(attempt=1) as former:
+                    assert former.welcome == Welcome(epoch=1, acked=0, attempt=0)
+                    await former.tells(9, ended())
+                    await former.says(Report(attempt=1, ranks=()))
+                    await asyncio.sleep(0.2)
+                assert len(office.events(ev.AgentJoined)) == joined
+                assert not office.events(ev.RankExited)
+
+    play(main())
+
+
+def test_an_agent_whose_port_refuses_is_lost_without_waiting(tmp_path: Path) -> None:
+    """The launcher may still list its node: the machine lives, the agent was killed."""
+    office = Office(tmp_path)
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as port:
+            url = f"http://127.0.0.1:{port.getsockname()[1]}/metrics"
+            async with office.open():
+                async with office.agent("node0", metrics_url=url):
+                    await until(lambda: office.supervisor.watch._liveness._ports._reached)
+                    port.close()
+                await until(lambda: office.events(ev.AgentLost))
+        (gone,) = office.events(ev.AgentLost)
+        assert (gone.node, "process is gone" in gone.why) == ("node0", True)
+        assert gone.silent_s < office.config.timeouts.agent_lost_s / 2
+
+    play(main())
+
+
+def test_a_silent_agent_whose_machine_answers_is_waited_for(tmp_path: Path) -> None:
+    times = {"heartbeat_s": 0.1, "agent_lost_s": 2.5}
+    office = Office(tmp_path, timeouts=times)
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as port:
+            url = f"http://127.0.0.1:{port.getsockname()[1]}/metrics"
+            async with office.open(), office.agent(metrics_url=url) as agent:
+                await agent.starts()
+                await until(lambda: office.events(ev.AgentLost))
+        (gone,) = office.events(ev.AgentLost)
+        assert gone.silent_s >= times["agent_lost_s"]
+        assert "though its machine answers" in gone.why
 
     play(main())
 

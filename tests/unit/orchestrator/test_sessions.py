@@ -14,7 +14,7 @@ from orchestrator.core.events import RanksGone
 from orchestrator.errors import PreconditionError
 from orchestrator.supervisor import sessions
 from orchestrator.supervisor.sessions import read_or_make_token
-from orchestrator.wire import Ack, Fact, Order, Outcome, Report, ReservePort, Welcome
+from orchestrator.wire import Ack, Fact, Order, Outcome, Report, ReservePort, Welcome, pack
 from tests.unit.orchestrator.desk import Desk, free_port, greeting, needs_ipv6, until
 
 FACT = Fact(n=1, event=RanksGone(attempt=1, node="n0"))
@@ -315,6 +315,99 @@ class GoneAtOnce:
 
     async def send_str(self, _: str) -> None:
         raise ConnectionResetError
+
+
+def deaf(session: sessions.Session) -> None:
+    """Leave little room between this server and the agent, which reads nothing."""
+    assert session.transport is not None
+    line = session.transport.get_extra_info("socket")
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+def test_an_agent_that_reads_nothing_any_more_stops_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a cut cable: its window gets full and nobody closes anything."""
+    monkeypatch.setattr(sessions, "SEND_S", 0.5)
+
+    async def main() -> None:
+        async with Desk(tmp_path) as desk, desk.agent("n0") as stuck, desk.agent("n1") as well:
+            (session,) = [each for each in desk.sessions.all() if each.hello.node == "n0"]
+            deaf(session)
+            line = stuck.line._response.connection.transport
+            line.pause_reading()
+            n = waiting = 0
+            while waiting < 100:
+                n += 1
+                desk.sessions.ack("n0", "i1", n)
+                await asyncio.sleep(0)
+                waiting = waiting + 1 if session._acked else 0
+            for _ in range(100_000):  # more to say changes nothing
+                desk.sessions.ack("n0", "i1", n + 1)
+            asked = asyncio.ensure_future(desk.sessions.order("n0", "k", 3, ORDER, 30.0))
+            desk.sessions.ack("n1", "i1", 1)
+            assert await well.hears() == Ack(n=1)
+            await until(lambda: not desk.sessions.is_connected("n0"))
+            assert [hello.node for hello in desk.left] == ["n0"]
+            async with desk.agent("n0") as again:
+                assert await again.hears() == Order(key="k", epoch=3, body=ORDER)
+                await again.says(Outcome(key="k", ok=True))
+                assert (await asked).ok
+            line.abort()
+
+    play(main())
+
+
+def test_only_the_latest_ack_and_the_orders_still_wanted_wait_for_an_agent(tmp_path: Path) -> None:
+    async def main() -> None:
+        session = sessions.Session(greeting("n0"), cast(Any, None))
+        for n in (1, 2, 3):
+            session.ack(n)
+        orders = [
+            asyncio.ensure_future(session.ask(Order(key=key, epoch=1, body=ORDER))) for key in "ab"
+        ]
+        await asyncio.sleep(0)
+        orders[0].cancel()
+        await asyncio.wait({orders[0]})
+        texts = list(iter(session._next, ""))
+        assert texts == [pack(Ack(n=3)), pack(Order(key="b", epoch=1, body=ORDER))]
+        session.give_up()
+        assert await orders[1] is None
+
+    play(main())
+
+
+def test_a_session_that_is_cut_is_gone_and_its_agent_may_come_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Desk(tmp_path) as desk, desk.agent("n0") as agent:
+            (session,) = desk.sessions.all()
+            assert session.welcome == desk.welcome
+            session.cut()
+            with pytest.raises((TypeError, ConnectionError)):
+                await agent.hears()
+            await until(lambda: desk.left)
+            async with desk.agent("n0"):
+                assert desk.sessions.is_connected("n0")
+
+    play(main())
+
+
+def test_an_agent_whose_place_is_taken_is_heard_and_gets_no_orders(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = Desk(tmp_path)
+        desk.sessions._is_former = lambda hello: hello.incarnation == "old"
+        async with desk, desk.agent("n0", incarnation="new") as agent:
+            async with desk.agent("n0", incarnation="old") as former:
+                assert former.welcome == desk.welcome
+                asked = asyncio.ensure_future(desk.sessions.order("n0", "k", 3, ORDER, 10.0))
+                assert await agent.hears() == Order(key="k", epoch=3, body=ORDER)
+                await agent.says(Outcome(key="k", ok=True))
+                assert (await asked).ok
+            await former.line.close()
+            assert desk.sessions.is_connected("n0")
+            assert not desk.left
+
+    play(main())
 
 
 def test_waiting_for_agents_to_leave_ends_when_they_have_left_or_with_time(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_an_agent_is_lost_when_it_says_nothing_for_too_long() -> None:
     assert [e.node for e in lost] == ["n1", "n2"]
     assert lost[0].silent_s == pytest.approx(LIMIT_S, abs=0.2)
     assert lost[0].incarnation == "i1"
-    assert lost[0].why == "silent for 15.1 s"
+    assert lost[0].why.startswith("silent for 15.")
 
 
 def test_a_heartbeat_is_a_sign_of_life() -> None:
