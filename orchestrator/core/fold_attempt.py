@@ -239,6 +239,7 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         failed = attempt.restore
         quarantined |= {(failed.step, failed.attempt, failed.source.value)}
     first = attempt.first_trouble
+    planned_at = (attempt.stop_ordered_at if attempt.moved else None) or record.at
     best_step = max(state.best_step, attempt.min_step)
     incident = Incident(
         number=state.incidents[-1].number + 1 if state.incidents else 1,
@@ -248,8 +249,8 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         node=event.node,
         rank=event.rank,
         cause=event.cause,
-        fault_at=(attempt.trouble_since if first else record.at),
-        detected_at=(first.at if first else record.at),
+        fault_at=attempt.trouble_since if first else planned_at,
+        detected_at=first.at if first else planned_at,
         stopped_at=attempt.over_at or record.at,
         step=attempt.min_step,
         best_step=best_step,

@@ -361,7 +361,8 @@ class Supervisor:
         """Ask the launcher now and then, and at once when a connection ends."""
         while True:
             self._look_now.clear()
-            for known in self.state.allocations:
+            is_ending = self.state.outcome is not None  # then all of them go, as they should
+            for known in () if is_ending else self.state.allocations:
                 if known.job and not (known.is_over and not needs_a_fresh_look(self.state, known)):
                     await self._look_at(known)
             with contextlib.suppress(TimeoutError):

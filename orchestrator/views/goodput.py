@@ -186,8 +186,8 @@ def _with_end(
         uses.append((attempt.stop_ordered_at, Use.STOP))
     marks: list[Mark] = [(at, use, attempt.number) for at, use in uses]
     if attempt.over_at is not None:
-        failed = trouble is not None or any(attempt.exits.values())
-        marks.append((attempt.over_at, Use.QUEUE if failed else Use.FINISH, None))
+        goes_on = trouble is not None or bool(attempt.moved) or any(attempt.exits.values())
+        marks.append((attempt.over_at, Use.QUEUE if goes_on else Use.FINISH, None))
     return marks
 
 

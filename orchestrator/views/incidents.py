@@ -19,6 +19,8 @@ PHASES: tuple[tuple[str, str], ...] = (
 RULE_WORDS = {
     "restart_in_place": "restart in place",
     "spare_takes_over": "spare takes over",
+    "shrink": "smaller world",
+    "grow": "larger world",
 }
 
 

@@ -60,6 +60,7 @@ def status(
         "checkpoints": _checkpoints(state, history, now),
         "incidents": incident_rows(state),
         "budget": _budget(state, now),
+        "breaker_open": state.excluded_lately >= state.policy.exclusion_limit,
         "goodput": _goodput(state, history, now),
         "curve": _curve(history),
         "events": [

@@ -22,7 +22,13 @@ from orchestrator.views.units import (
 BAR_WIDTH = 60
 TABLE_WIDTH = 124
 MOOD = {"running": "green", "finished": "green", "failed": "red", "over": "blue"}
-NODE_MOOD = {"training": "green", "spare": "blue", "lost": "red", "excluded": "yellow"}
+NODE_MOOD = {
+    "training": "green",
+    "spare": "blue",
+    "lost": "red",
+    "excluded": "yellow",
+    "leaving": "yellow",
+}
 
 
 def grid(rows: list[tuple[str, RenderableType]]) -> Table:
@@ -70,6 +76,10 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     rows.append(("goodput", spent))
     left = ", ".join(f"{b['left']} of {b['allowed']} {b['class']}" for b in status["budget"])
     rows.append(("restarts left", left or "no bound"))
+    if status["breaker_open"]:
+        text = "too many nodes were excluded lately: none is excluded any more; see everstep nodes"
+        rows.append(("breaker", Text(text, style="yellow")))
+    rows += [("allocation", allocation_words(a)) for a in status["allocations"] if a["job"]]
     words = {True: "answers", False: "does not answer", None: ""}
     alive = "" if status["phase"] == "over" else words[supervisor.get("alive")]
     where = [supervisor["holder"], f"lease {supervisor['epoch']}", supervisor.get("url"), alive]
@@ -91,6 +101,14 @@ def progress_words(progress: dict[str, Any]) -> str:
     if progress["last_step_age_s"] is not None:
         words.append(f"{seconds(progress['last_step_age_s'])} ago")
     return ", ".join(words)
+
+
+def allocation_words(allocation: dict[str, Any]) -> str:
+    """Say what became of an allocation."""
+    words = f"{allocation['job']}, {count(allocation['nodes'], 'node')}: {allocation['state']}"
+    if allocation["ending"]:
+        words += f", {allocation['ending'].replace('_', ' ')}"
+    return f"{words}: {allocation['why']}" if allocation["why"] else words
 
 
 def attempt_words(attempt: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.views.goodput import Use, account, phases, steps_lost
 from orchestrator.views.history import History
+from tests.unit.core.story import Story as CoreStory
 from tests.unit.views.story import START, Story, whole_story
 
 
@@ -137,3 +138,22 @@ def test_steps_lost_are_unknown_while_nothing_was_restarted() -> None:
     cut = next(k for k, r in enumerate(records) if isinstance(r.event, ev.FaultJudged))
     state, _ = History.of(records[: cut + 1])
     assert steps_lost(state.incidents[-1]) is None
+
+
+def test_the_time_between_a_planned_move_and_the_next_start_is_queue_and_no_end() -> None:
+    story = CoreStory().launched().joins("n1", "n2", "n3")
+    story.says(ev.CatalogueRead(commits=()))
+    story.later(10).starts()
+    story.later(5).steps(5)
+    story.later(20).says(ev.NodeLeaving(node="n2", why="DRAIN"))
+    (stop,) = story.decides()
+    assert stop.rule == "move"
+    story.later(2).exits(0, 1, 2, 3).judged("moved", "free")
+    story.later(30).decides()
+    state, history = History.of(story.records)
+    account_ = account(state, history, story.now)
+    assert account_.seconds[Use.QUEUE] == pytest.approx(10 + 30)
+    assert account_.seconds[Use.STOP] == pytest.approx(2)
+    assert account_.seconds[Use.FINISH] == 0
+    found = phases(state.incidents[-1])
+    assert (found.detect_s, found.stop_s) == (0.0, 2.0)
