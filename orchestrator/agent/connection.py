@@ -10,6 +10,7 @@ import collections
 import contextlib
 import json
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -60,6 +61,7 @@ class Connection:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._tasks: set[asyncio.Future[object]] = set()
         self._parted = time.monotonic()
+        self._settled = asyncio.Event()
 
     @property
     def alone_s(self) -> float:
@@ -79,10 +81,17 @@ class Connection:
         self._outbox.append(Fact(n=self._next, event=event))
         self._next += 1
         self._wake.set()
+        self._note()
 
     def report(self, report: Report) -> None:
         """Send a report if connected; reports are not kept."""
         self._spawn(self._send(report))
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the supervisor has all facts on disk, or is not there; at most `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
 
     async def introduce_again(self) -> None:
         """Close the connection; the next one begins with a fresh hello."""
@@ -101,7 +110,7 @@ class Connection:
                 except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                     log.debug("no connection to the supervisor: %s", error)
                     tries += 1
-                await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+                await asyncio.sleep(_wait_s(tries))
 
     async def _one_connection(self, session: aiohttp.ClientSession) -> None:
         url, token = self._whereabouts()
@@ -122,6 +131,7 @@ class Connection:
         finally:
             if self._socket is not None:
                 self._socket, self._parted = None, time.monotonic()
+                self._note()
                 log.warning("no supervisor; the ranks go on")
             with contextlib.suppress(Exception):
                 await socket.close()
@@ -145,6 +155,7 @@ class Connection:
                 self._drop(message.acked)
                 self._socket, self._sent = socket, message.acked
                 self._wake.set()
+                self._note()
                 self._spawn(self._welcomed(message))
             case Ack(n=n):
                 self._drop(n)
@@ -169,6 +180,13 @@ class Connection:
     def _drop(self, n: int) -> None:
         while self._outbox and self._outbox[0].n <= n:
             self._outbox.popleft()
+        self._note()
+
+    def _note(self) -> None:
+        if self._outbox and self._socket is not None:
+            self._settled.clear()
+        else:
+            self._settled.set()
 
     async def _send(self, message: FromAgent) -> bool:
         socket = self._socket
@@ -184,3 +202,9 @@ class Connection:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _wait_s(tries: int) -> float:
+    """Return the wait before the next try; the agents of a fleet do not all come at once."""
+    longest = RETRY_S[min(tries, len(RETRY_S) - 1)]
+    return longest * (0.5 + secrets.randbelow(1000) / 2000)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpointing.store.base import StoreConfig
+from orchestrator.config import RunConfig
 from orchestrator.core.codec import encode
 from orchestrator.wire import StartNode
 
@@ -32,6 +34,32 @@ class JobSpec:
     step_timeout_s: float
     init_timeout_s: float
     preload: tuple[str, ...] = ()
+
+
+def job_spec(config: RunConfig, node: str) -> JobSpec:
+    """Return what the ranks of this run have in common on `node`."""
+    store = config.checkpoint.store
+    store_json = (
+        StoreConfig(
+            url=store,
+            endpoint_url=config.checkpoint.endpoint_url,
+            region=config.checkpoint.region,
+        ).to_json()
+        if store
+        else ""
+    )
+    return JobSpec(
+        run=config.run.name,
+        node=node,
+        argv=config.argv,
+        workdir=config.job.workdir,
+        env=config.job.env,
+        output_dir=config.run_dir / "output",
+        store_json=store_json,
+        step_timeout_s=config.timeouts.step_s,
+        init_timeout_s=config.timeouts.init_s,
+        preload=config.job.preload,
+    )
 
 
 def common_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:

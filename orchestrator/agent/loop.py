@@ -11,15 +11,16 @@ import shutil
 import socket
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from checkpointing.stage.arena import peek
-from checkpointing.store.base import StoreConfig
+from checkpointing.stage.arena import UploadState, peek
 from monitors.logs.scan import Scanner
 from orchestrator.agent.connection import Connection
-from orchestrator.agent.environment import JobSpec
+from orchestrator.agent.environment import job_spec
 from orchestrator.agent.exporter import AgentExporter
+from orchestrator.agent.leaving import Leaving
 from orchestrator.agent.lifeline import Orphans, become_subreaper
 from orchestrator.agent.ranks import Ranks
 from orchestrator.agent.uploads import Uploads
@@ -44,10 +45,16 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 ORPHANS_S = 5.0
 KEPT_OUTCOMES = 256
+SETTLE_S = 2.0
+UNSENT = (UploadState.NONE, UploadState.UPLOADING)
 
 
 class Agent:
-    """One node's agent, from its start to its shutdown; `job` is its allocation's id."""
+    """One node's agent, from its start to its shutdown; `job` is its allocation's id.
+
+    Attributes:
+        leaving: What is to be told of signals that announce the end of the allocation.
+    """
 
     def __init__(
         self, config: RunConfig, node: str, node_dir: Path, address: str, job: str = ""
@@ -67,6 +74,10 @@ class Agent:
         self._stops: set[asyncio.Future[None]] = set()
         self._changing = asyncio.Lock()  # a stop in the middle of a start would miss some ranks
         self._connection = Connection(config.run_dir, self._hello, self._welcomed, self._ordered)
+        times = config.timeouts
+        self.leaving = Leaving(
+            node, times.leave_s, times.kill_grace_s, self._connection, self.shut_down
+        )
         spec = job_spec(config, node)
         self._ranks = Ranks(spec, node_dir, config.run_dir / "logs", Scanner(), self._rank_fact)
         self._exporter = AgentExporter(config.run.name, node, self._ranks)
@@ -90,13 +101,36 @@ class Agent:
         for task in (connection, *tasks):
             if task.done() and task.exception() is not None:
                 log.error("the agent failed", exc_info=task.exception())
-        await self._ranks.close(self._config.timeouts.kill_grace_s)
+        await self._end_ranks()
+        if self._uploads is not None:
+            await self._until_sent()
+            self._uploads.grace_s = min(self._uploads.grace_s, self.leaving.uploads_s)
         await _end(tasks)
         await self._exporter.stop()
         self._release_port()
         shutil.rmtree(self._node_dir, ignore_errors=True)
+        await self._connection.settle(min(SETTLE_S, self.leaving.left_s))
         # Last: the supervisor takes this for the agent's own end, and the memory for free.
         await _end([connection])
+
+    async def _end_ranks(self) -> None:
+        """End the ranks and tell of it; one that cannot be reaped is left when time is up."""
+        left_s = self.leaving.left_s if self.leaving.begun else None
+        try:
+            async with asyncio.timeout(left_s):
+                await self._ranks.close(self.leaving.ranks_s)
+        except TimeoutError:
+            log.error("not all ranks could be ended in time")
+        if self._stops:
+            await asyncio.wait(self._stops, timeout=SETTLE_S)
+
+    async def _until_sent(self) -> None:
+        """When the allocation ends, give what was staged last the time that there is."""
+        while self.leaving.begun and self.leaving.uploads_s > 0.0:
+            slots = [slot for path in self._arenas() for slot in peek(path)]
+            if not any(slot.upload_state in UNSENT for slot in slots):
+                return
+            await asyncio.sleep(TICK_S)
 
     def shut_down(self) -> None:
         """End the agent; safe to call from a signal handler of the loop, and twice."""
@@ -173,6 +207,8 @@ class Agent:
     async def _start(self, key: str, start: StartNode) -> Outcome:
         async with self._changing:
             newest = max(self._ranks.attempt, self._over)
+            if self._done.is_set():
+                return Outcome(key=key, ok=False, detail="the agent is about to leave")
             if start.attempt <= newest:
                 text = f"attempt {start.attempt} is not newer than {newest}"
                 return Outcome(key=key, ok=False, detail=text)
@@ -242,39 +278,16 @@ class Agent:
     def _read_staged(self) -> tuple[StagedShard, ...]:
         shards = [
             StagedShard(rank=slot.rank, step=slot.step, attempt=slot.attempt, world=slot.world)
-            for path in self._node_dir.glob("arena-*")
+            for path in self._arenas()
             for slot in peek(path)
         ]
         return tuple(sorted(shards, key=lambda s: (s.rank, s.step, s.attempt)))
+
+    def _arenas(self) -> Iterator[Path]:
+        return self._node_dir.glob("arena-*")
 
 
 async def _end(tasks: "list[asyncio.Future[Any]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def job_spec(config: RunConfig, node: str) -> JobSpec:
-    """Return what the ranks of this run have in common on `node`."""
-    store = config.checkpoint.store
-    store_json = (
-        StoreConfig(
-            url=store,
-            endpoint_url=config.checkpoint.endpoint_url,
-            region=config.checkpoint.region,
-        ).to_json()
-        if store
-        else ""
-    )
-    return JobSpec(
-        run=config.run.name,
-        node=node,
-        argv=config.argv,
-        workdir=config.job.workdir,
-        env=config.job.env,
-        output_dir=config.run_dir / "output",
-        store_json=store_json,
-        step_timeout_s=config.timeouts.step_s,
-        init_timeout_s=config.timeouts.init_s,
-        preload=config.job.preload,
-    )

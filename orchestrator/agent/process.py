@@ -99,11 +99,19 @@ class RankProcess:
                     raise
                 os.kill(self.pid, signum)  # just forked, and not yet in a session of its own
 
-    async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL for what is left after `grace_s`; returns when it is reaped."""
+    async def stop(self, grace_s: float, deaf: int = 0) -> None:
+        """SIGTERM, and SIGKILL for what is left after `grace_s`; returns when it is reaped.
+
+        Args:
+            grace_s: Time to end.
+            deaf: Process of the group that needs SIGKILL at once, 0 for none.
+        """
         self.told_to_stop = True
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)  # a stopped process acts on SIGTERM only when it goes on
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if deaf and os.getpgid(deaf) == self.pid:
+                os.kill(deaf, signal.SIGKILL)
         try:
             await asyncio.wait_for(asyncio.shield(self.wait()), grace_s)
         except TimeoutError:

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkpointing.errors import RESTORE_FAILED_EXIT, STAGE_REFUSED_EXIT
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 NOTES = {RESTORE_FAILED_EXIT: "restore_failed", STAGE_REFUSED_EXIT: "stage_refused"}
 NOT_STARTED_EXIT = 127
 LEAVE_POLL_S = 0.05
+SAME_SIGNAL_S = 0.1  # the agent is sent what ended the rank as well, and tells of that first
 DRAIN_S = 1.0  # grandchildren may hold the pipe open long after the rank itself is gone
 
 
@@ -156,6 +158,8 @@ class Ranks:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(copying, DRAIN_S)
         rank.process.close()
+        if code == -signal.SIGTERM and not rank.process.told_to_stop:
+            await asyncio.sleep(SAME_SIGNAL_S)
         self._fact(
             RankExited(
                 attempt=attempt,
@@ -223,15 +227,11 @@ class Ranks:
     def control(self, order: Control) -> None:
         """Change what the ranks read at their next step boundary."""
         known = self._control
-        self._control = SlotControl(
-            interval_steps=order.interval_steps
-            if order.interval_steps >= 0
-            else known.interval_steps,
-            effective_step=order.effective_step
-            if order.effective_step >= 0
-            else known.effective_step,
-            snapshot_step=order.snapshot_step if order.snapshot_step >= 0 else known.snapshot_step,
-            stop_step=known.stop_step,
+        self._control = replace(
+            known,
+            interval_steps=_or(order.interval_steps, known.interval_steps),
+            effective_step=_or(order.effective_step, known.effective_step),
+            snapshot_step=_or(order.snapshot_step, known.snapshot_step),
         )
         self._write_control()
 
@@ -242,13 +242,7 @@ class Ranks:
     async def stop(self, order: StopNode) -> None:
         """Stop the node's ranks; a planned stop first waits for them to save and leave."""
         if order.planned and self.reports():
-            known = self._control
-            self._control = SlotControl(
-                interval_steps=known.interval_steps,
-                effective_step=known.effective_step,
-                snapshot_step=known.snapshot_step,
-                stop_step=order.stop_step,
-            )
+            self._control = replace(self._control, stop_step=order.stop_step)
             self._write_control()
             await self._until_left(order)
         await self.stop_all(order.grace_s)
@@ -281,7 +275,19 @@ class Ranks:
     async def stop_all(self, grace_s: float) -> None:
         """End every rank that still runs, all at once."""
         running = self.running
-        await asyncio.gather(*(rank.process.stop(grace_s) for rank in running))
+        for rank in running:
+            rank.slot.set_control(replace(self._control, terminate=True))
+        await asyncio.gather(*(rank.process.stop(grace_s, _deaf(rank)) for rank in running))
         watchers = [rank.watcher for rank in running if rank.watcher]
         if watchers:
             await asyncio.wait(watchers, timeout=DRAIN_S * 2)
+
+
+def _deaf(rank: Rank) -> int:
+    """Return the process that would not end by SIGTERM in time, 0 for none."""
+    reading = rank.slot.read()
+    return reading.pid if reading is not None and reading.guarded else 0
+
+
+def _or(asked: int, known: int) -> int:
+    return asked if asked >= 0 else known

@@ -127,19 +127,36 @@ def _ignore() -> None:
 async def _serve(config: RunConfig, node: str, own: Path, address: str, job: str) -> None:
     node_dir = config.memory_root / node
     agent = Agent(config, node, node_dir, address, job)
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, agent.shut_down)
-    for signum in (signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(signum, signal.SIG_IGN)
+    _listen(agent, in_slurm=bool(_slurm_job()))
     for folder in (node_dir.parent, node_dir):  # `parents=True` would not give them the mode
         folder.mkdir(exist_ok=True, mode=0o700)
     await agent.run()
-    # Here and not behind the loop: that one gives SIGTERM, which the launcher may send by now, its
-    # default action back.
+    # Here and not behind the loop: that one gives signals, which the launcher may send by now,
+    # their default action back.
+    _stop_listening()
     with contextlib.suppress(OSError):  # the last agent of a machine takes the folder along
         node_dir.parent.rmdir()
     (own / "agent.json").unlink(missing_ok=True)
+
+
+def _listen(agent: Agent, in_slurm: bool) -> None:
+    """Say what signals mean from here on; Slurm's announce an end, they are not the end."""
+    loop = asyncio.get_running_loop()
+    _ignore()
+    loop.add_signal_handler(signal.SIGINT, agent.shut_down)
+    if in_slurm:
+        loop.add_signal_handler(signal.SIGTERM, agent.leaving.terminated)
+        loop.add_signal_handler(signal.SIGUSR2, agent.leaving.warned)
+    else:
+        loop.add_signal_handler(signal.SIGTERM, agent.shut_down)
+
+
+def _stop_listening() -> None:
+    """Let no signal end the process any more: it is about to end by itself, and well."""
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGUSR2):
+        loop.remove_signal_handler(signum)
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _announce(own: Path, job: str) -> None:

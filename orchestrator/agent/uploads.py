@@ -23,7 +23,11 @@ REAP_S = 1.0
 
 
 class Uploads:
-    """Owns the uploader; its reports become facts."""
+    """Owns the uploader; its reports become facts.
+
+    Attributes:
+        grace_s: How long it may go on sending when it is told to end.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class Uploads:
             *("--run", run),
             "--until-eof",
         ]
+        self.grace_s = STOP_GRACE_S
         self._fact = fact
         self._process: asyncio.subprocess.Process | None = None
 
@@ -100,7 +105,7 @@ class Uploads:
         assert process.stdout is not None
         process.stdin.close()
         try:
-            async with asyncio.timeout(STOP_GRACE_S):
+            async with asyncio.timeout(self.grace_s):
                 await self._listen(process.stdout)
                 await process.wait()
         except BaseException as error:

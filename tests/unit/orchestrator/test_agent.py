@@ -19,6 +19,8 @@ from orchestrator.process_id import start_time
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
     Control,
+    Fact,
+    Hello,
     OrderBody,
     Outcome,
     ReservePort,
@@ -63,6 +65,15 @@ class Office(Desk):
 
     task: "asyncio.Future[None]"
     agent: Any
+
+    def make_sessions(self) -> Sessions:
+        made = super().make_sessions()
+        made._facts = self._take
+        return made
+
+    def _take(self, hello: Hello, fact: Fact) -> None:
+        self.facts.append(fact)
+        self.sessions.ack(hello.node, hello.incarnation, fact.n)
 
     async def orders(self, key: str, body: OrderBody, epoch: int = 1) -> Outcome:
         return await self.sessions.order("n0", key, epoch, body, 20.0)
