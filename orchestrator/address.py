@@ -1,16 +1,17 @@
 """Finds the address by which the other nodes of a cluster reach this machine."""
 
+import ipaddress
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 from orchestrator.config import RunConfig
-from orchestrator.config_sections import AUTO, is_reachable
+from orchestrator.config_sections import AUTO
 from orchestrator.errors import PreconditionError
 from orchestrator.launch.slurm_commands import SlurmError, ask
 
 CONTROLLER = re.compile(r"^SlurmctldHost\[\d+\]\s*=\s*(\S+?)(?:\((\S+)\))?$", re.MULTILINE)
-ANY_PORT = 9  # nothing is sent
+ANY_PORT = 9
 
 
 def with_address(config: RunConfig) -> RunConfig:
@@ -34,14 +35,13 @@ def own_address(ask_slurm: Callable[[list[str]], bytes] = ask) -> str:
     Raises:
         PreconditionError: Both lead nowhere but to this machine itself.
     """
-    why = ""
+    why, name = "", socket.gethostname()
     try:
         hosts = controllers(ask_slurm(["scontrol", "show", "config"]))
     except SlurmError as error:
         hosts, why = (), f" ({error})"
-    name = socket.gethostname()
-    for address in (*_towards(hosts), *_addresses_of(name)):
-        if is_reachable(address):
+    for address in _candidates(hosts, name):
+        if _is_of_use(address):
             return address
     raise PreconditionError(
         f'server.host: "auto" finds no address of {name} but loopback{why}; give one of this '
@@ -55,31 +55,34 @@ def controllers(shown: bytes) -> tuple[str, ...]:
     return tuple(address or name for name, address in found)
 
 
-def _towards(hosts: Iterable[str]) -> Iterable[str]:
-    """Yield this machine's end of the route to each host; nothing is sent."""
-    for host in hosts:
-        for family, kind, protocol, address in _look_up(host):
-            try:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.connect(address)
-                    yield str(probe.getsockname()[0])
-            except OSError:  # no route
-                continue
-
-
-def _addresses_of(name: str) -> Iterable[str]:
-    for _, _, _, address in _look_up(name):
-        yield str(address[0])
-
-
-def _look_up(host: str) -> "list[tuple[int, int, int, tuple[str, int]]]":
+def look_up(host: str) -> list[str]:
+    """Return the addresses of a host, none when it has none."""
     try:
         found = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)
     except OSError:
         return []
-    # A link-local address means something only together with an interface.
-    return [
-        (family, kind, protocol, (str(address[0]), ANY_PORT))
-        for family, kind, protocol, _, address in found
-        if "%" not in str(address[0])
-    ]
+    return [str(address[0]) for *_, address in found]
+
+
+def route_to(address: str) -> str | None:
+    """Return this machine's address on the way to another; nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, ANY_PORT))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _candidates(hosts: tuple[str, ...], name: str) -> Iterator[str]:
+    for host in hosts:
+        for address in look_up(host):
+            if (here := route_to(address)) is not None:
+                yield here
+    yield from look_up(name)
+
+
+def _is_of_use(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return not (address.is_loopback or address.is_unspecified or address.is_link_local)
