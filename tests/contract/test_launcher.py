@@ -13,9 +13,11 @@ import pytest
 from deploy.devcluster.client import Devcluster
 from monitors.observations import Ok, Unknown
 from orchestrator.config import RunConfig, freeze, parse
+from orchestrator.core.events import Ending
 from orchestrator.launch.launcher import Allocation, AllocationSpec, Launcher, LaunchRefusedError
 from orchestrator.launch.local import LocalLauncher
 from orchestrator.launch.slurm import SlurmLauncher
+from orchestrator.launch.slurm_look import manned_by
 from orchestrator.launch.slurm_options import SlurmOptions
 from tests.contract.fake_launcher import FakeLauncher
 from tests.integration.devclusters import (
@@ -35,32 +37,38 @@ class Bench(Protocol):
 
     launcher: Launcher
     run_dir: Path
-    nodes: tuple[str, str]
 
     def kill_node(self, node: str) -> None: ...
 
     def allocations(self) -> int: ...
 
+    def nodes_of(self, job: str) -> tuple[str, ...]: ...
+
     def all_there(self, allocation: Allocation) -> bool: ...
 
 
-class FakeBench:
-    nodes = ("node0", "node1")
+def names_in(launcher: Launcher, job: str) -> tuple[str, ...]:
+    """The nodes that a launcher of this machine names itself."""
+    seen = launcher.observe(job)
+    assert isinstance(seen, Ok)
+    return tuple(seen.value.nodes)
 
+
+class FakeBench:
     def __init__(self, folder: Path) -> None:
         self.run_dir = folder
         self.launcher = FakeLauncher()
         self.kill_node = self.launcher.kill_node
         self.allocations = self.launcher.allocations
 
+    def nodes_of(self, job: str) -> tuple[str, ...]:
+        return names_in(self.launcher, job)
+
     def all_there(self, allocation: Allocation) -> bool:
-        return allocation.running and [*allocation.nodes.values()] == [True, True]
+        return allocation.running and bool(allocation.nodes) and all(allocation.nodes.values())
 
 
 class LocalBench:
-    nodes = ("node0", "node1")
-    all_there = FakeBench.all_there
-
     def __init__(self, folder: Path) -> None:
         self.config: RunConfig = parse(
             {
@@ -75,6 +83,13 @@ class LocalBench:
         freeze(self.config, self.run_dir / "run.json")
         self.launcher = LocalLauncher(self.run_dir, self.config.memory_root)
 
+    def nodes_of(self, job: str) -> tuple[str, ...]:
+        return names_in(self.launcher, job)
+
+    def all_there(self, allocation: Allocation) -> bool:
+        wanted = json.loads((self.run_dir / "submitit" / allocation.job / "nodes.json").read_text())
+        return allocation.running and allocation.nodes == dict.fromkeys(wanted, True)
+
     def pid(self, node: str) -> int:
         text = (self.run_dir / "nodes" / node / "agent.json").read_text()
         return int(json.loads(text)["pid"])
@@ -87,8 +102,6 @@ class LocalBench:
 
 
 class SlurmBench:
-    nodes = ("node1", "node2")
-
     def __init__(self, folder: Path, cluster: Devcluster) -> None:
         address = cluster.env()["DEVCLUSTER_ADDRESS"]
         self.cluster = cluster
@@ -98,6 +111,7 @@ class SlurmBench:
                 "job": {"command": ["true"], "preload": []},
                 "nodes": {"count": 2, "launcher": "slurm"},
                 "server": {"host": address},
+                "timeouts": {"kill_grace_s": 1.0, "leave_s": 2.0},
             },
             "the test",
         )
@@ -118,9 +132,14 @@ class SlurmBench:
         jobs = jobs_of(self.cluster, "everstep-launched")
         return sum(Path(job.workdir).parent == self.run_dir / "submitit" for job in jobs)
 
+    def nodes_of(self, job: str) -> tuple[str, ...]:
+        (found,) = (view for view in jobs_of(self.cluster, "everstep-launched") if view.job == job)
+        return found.nodes
+
     def all_there(self, allocation: Allocation) -> bool:
-        announced = list(self.run_dir.glob("nodes/*/agent.json"))
-        return allocation.running and len(announced) == 2
+        nodes = self.nodes_of(allocation.job)
+        manned = manned_by(self.run_dir, allocation.job)
+        return allocation.running and bool(nodes) and sorted(nodes) == manned
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +182,24 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     return made
 
 
-def spec(bench: Bench, key: str = "launched/0/launch/1") -> AllocationSpec:
-    return AllocationSpec(key=key, name="launched", nodes=2, gpus_per_node=0, run_dir=bench.run_dir)
+def spec(
+    bench: Bench, number: int = 1, nodes: int = 2, exclude: tuple[str, ...] = ()
+) -> AllocationSpec:
+    return AllocationSpec(
+        key=f"launched/0/launch/{number}",
+        name="launched",
+        nodes=nodes,
+        gpus_per_node=0,
+        run_dir=bench.run_dir,
+        exclude=exclude,
+    )
 
 
-def seen(bench: Bench, job: str, what: Callable[[Allocation], bool]) -> Allocation:
+def seen(
+    bench: Bench, job: str, what: Callable[[Allocation], bool], patience_s: float = PATIENCE_S
+) -> Allocation:
     """Observe until something holds."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         observation = bench.launcher.observe(job)
         assert isinstance(observation, Ok), observation
@@ -182,7 +212,10 @@ def seen(bench: Bench, job: str, what: Callable[[Allocation], bool]) -> Allocati
 def test_an_allocation_runs_with_all_its_nodes(bench: Bench) -> None:
     job = bench.launcher.submit(spec(bench))
     assert job
-    assert seen(bench, job, bench.all_there).job == job
+    there = seen(bench, job, bench.all_there)
+    assert there.job == job
+    assert (there.held, there.leaving, there.ending) == (False, {}, None)
+    assert len(bench.nodes_of(job)) == 2
 
 
 def test_the_same_key_is_the_same_allocation(bench: Bench) -> None:
@@ -196,7 +229,7 @@ def test_the_same_key_is_the_same_allocation(bench: Bench) -> None:
 def test_a_killed_node_is_seen_and_ends_no_other(bench: Bench) -> None:
     job = bench.launcher.submit(spec(bench))
     seen(bench, job, bench.all_there)
-    first, second = bench.nodes
+    first, second = bench.nodes_of(job)
     bench.kill_node(first)
     left = seen(bench, job, lambda allocation: allocation.nodes.get(first) is False)
     assert left.running
@@ -208,9 +241,13 @@ def test_a_cancelled_allocation_goes_and_its_nodes_with_it(bench: Bench) -> None
     seen(bench, job, bench.all_there)
     bench.launcher.cancel(job)
     bench.launcher.cancel(job)
-    gone = seen(bench, job, lambda allocation: not allocation.running)
+    gone = seen(bench, job, has_ended)
     assert not any(gone.nodes.values())
     bench.launcher.cancel(job)
+
+
+def has_ended(allocation: Allocation) -> bool:
+    return not allocation.running and allocation.ending not in (None, Ending.UNKNOWN)
 
 
 def test_a_new_key_is_a_new_allocation(bench: Bench) -> None:
@@ -218,10 +255,64 @@ def test_a_new_key_is_a_new_allocation(bench: Bench) -> None:
     seen(bench, first, bench.all_there)
     bench.launcher.cancel(first)
     seen(bench, first, lambda allocation: not allocation.running)
-    second = bench.launcher.submit(spec(bench, "launched/0/launch/2"))
+    second = bench.launcher.submit(spec(bench, 2))
     seen(bench, second, bench.all_there)
     assert second != first
     assert bench.allocations() == 2
+
+
+def test_two_keys_are_two_allocations_and_what_is_done_to_one_leaves_the_other(
+    bench: Bench,
+) -> None:
+    first = bench.launcher.submit(spec(bench, 1, nodes=1))
+    second = bench.launcher.submit(spec(bench, 2, nodes=1))
+    for job in (first, second):
+        seen(bench, job, bench.all_there)
+    ours, others = bench.nodes_of(first), bench.nodes_of(second)
+    assert not set(ours) & set(others)
+    assert bench.launcher.submit(spec(bench, 1, nodes=1)) == first
+    assert bench.launcher.submit(spec(bench, 2, nodes=1)) == second
+    assert bench.nodes_of(second) == others
+    bench.launcher.cancel(first)
+    seen(bench, first, has_ended)
+    there = seen(bench, second, bench.all_there)
+    assert not set(there.nodes) & set(ours)
+    assert bench.allocations() == 2
+
+
+def test_a_node_that_one_allocation_loses_is_no_loss_of_another(bench: Bench) -> None:
+    first = bench.launcher.submit(spec(bench, 1, nodes=1))
+    second = bench.launcher.submit(spec(bench, 2, nodes=1))
+    for job in (first, second):
+        seen(bench, job, bench.all_there)
+    (lost,) = bench.nodes_of(first)
+    bench.kill_node(lost)
+    seen(bench, first, lambda a: not a.running or a.nodes.get(lost) is False)
+    assert lost not in seen(bench, second, bench.all_there).nodes
+
+
+def test_nodes_that_are_excluded_are_not_given(bench: Bench) -> None:
+    job = bench.launcher.submit(spec(bench, exclude=("node1",)))
+    seen(bench, job, bench.all_there)
+    assert "node1" not in bench.nodes_of(job)
+
+
+def test_what_is_not_held_is_not_released(bench: Bench) -> None:
+    job = bench.launcher.submit(spec(bench))
+    seen(bench, job, bench.all_there)
+    for each in (job, "999999"):
+        with pytest.raises(LaunchRefusedError, match="is not held"):
+            bench.launcher.unhold(each, ("node1",))
+    assert seen(bench, job, bench.all_there).running
+
+
+def test_all_allocations_are_given_back_at_once(bench: Bench) -> None:
+    jobs = [bench.launcher.submit(spec(bench, number, nodes=1)) for number in (1, 2)]
+    for job in jobs:
+        seen(bench, job, bench.all_there)
+    bench.launcher.cancel("")
+    for job in jobs:
+        seen(bench, job, has_ended)
 
 
 def test_what_was_never_submitted_does_not_run_and_may_be_cancelled(bench: Bench) -> None:
@@ -229,6 +320,7 @@ def test_what_was_never_submitted_does_not_run_and_may_be_cancelled(bench: Bench
     assert isinstance(observation, Ok)
     assert not observation.value.running
     assert not observation.value.nodes
+    assert observation.value.ending is Ending.UNKNOWN
     bench.launcher.cancel("999999")
 
 
@@ -272,21 +364,23 @@ def test_a_refusal_of_the_local_launcher_names_the_log(
     assert not processes_of(local.config)
 
 
+def note_agent(local: LocalBench, text: str) -> None:
+    for path, content in (("nodes/node0/agent.json", text), ("submitit/1/nodes.json", '["node0"]')):
+        (local.run_dir / path).parent.mkdir(parents=True)
+        (local.run_dir / path).write_text(content)
+
+
 @pytest.mark.parametrize("text", ["{", '{"pid": 1}', "[]", '{"pid": "x", "started": 1}'])
 def test_what_cannot_be_read_is_unknown_and_not_gone(tmp_path: Path, text: str) -> None:
     local = LocalBench(tmp_path)
-    folder = local.run_dir / "nodes" / "node0"
-    folder.mkdir(parents=True)
-    (folder / "agent.json").write_text(text)
+    note_agent(local, text)
     assert isinstance(local.launcher.observe("1"), Unknown)
     local.launcher.cancel("1")
 
 
 def test_a_later_process_with_the_same_pid_is_not_taken_for_the_agent(tmp_path: Path) -> None:
     local = LocalBench(tmp_path)
-    folder = local.run_dir / "nodes" / "node0"
-    folder.mkdir(parents=True)
-    (folder / "agent.json").write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+    note_agent(local, json.dumps({"pid": os.getpid(), "started": 1}))
     observation = local.launcher.observe("1")
     assert isinstance(observation, Ok)
     assert observation.value.nodes == {"node0": False}
