@@ -8,11 +8,14 @@ import pytest
 
 from deploy.devcluster.client import Devcluster
 from monitors.observations import Ok, Unknown
+from orchestrator.core.events import Ending
 from orchestrator.launch import slurm as launcher_module
 from orchestrator.launch import slurm_commands
+from orchestrator.launch.folders import folder_of
 from orchestrator.launch.launcher import LaunchRefusedError
 from orchestrator.launch.slurm_options import SlurmOptions
-from tests.contract.test_launcher import SlurmBench, seen, spec
+from orchestrator.launch.slurm_submit import render
+from tests.contract.test_launcher import SlurmBench, has_ended, seen, spec
 from tests.integration.devclusters import MARKS, cluster_of_three, eventually, make_whole
 from tests.integration.traces import processes_of, traces
 
@@ -73,6 +76,80 @@ def test_a_job_that_nobody_noted_is_found(bench: SlurmBench) -> None:
     (bench.run_dir / "submitit" / "job.json").unlink()
     assert bench.launcher.submit(spec(bench)) == job
     assert bench.allocations() == 1
+
+
+def test_what_is_rendered_is_what_was_submitted(bench: SlurmBench) -> None:
+    options = SlurmOptions(
+        partition="batch",
+        exclude="node[3]",
+        time_min=30,
+        warn_s=45,
+        options={"cpus-per-task": 2, "exclusive": True},
+        prologue=("export A='a b'",),
+    )
+    wanted = spec(bench, exclude=("node2",), nodes=1)
+    shown = render(wanted, options)
+    launcher = bench.launcher_for(options)
+    job = launcher.submit(wanted)
+    assert (folder_of(wanted) / f"{job}_submission.sh").read_text() == shown
+    told = bench.cluster.slurm("scontrol", "write", "batch_script", job, "-")
+    assert told.rstrip("\n") == shown.rstrip("\n")
+    seen(bench, job, bench.all_there)
+    assert bench.nodes_of(job) == ("node1",)
+
+
+def test_a_drained_node_is_seen_with_the_reason_until_it_is_taken_back(bench: SlurmBench) -> None:
+    first = bench.launcher.submit(spec(bench, 1, nodes=1))
+    second = bench.launcher.submit(spec(bench, 2, nodes=1))
+    for job in (first, second):
+        seen(bench, job, bench.all_there)
+    (node,) = bench.nodes_of(first)
+    bench.cluster.do("drain", node, "--reason", "rack 7: pump")
+    told = seen(bench, first, lambda allocation: bool(allocation.leaving))
+    assert told.leaving == {node: "drained: rack 7: pump"}
+    assert told.running
+    assert not told.nodes
+    assert seen(bench, second, bench.all_there).leaving == {}
+    bench.cluster.do("undrain", node)
+    seen(bench, first, lambda allocation: not allocation.leaving)
+
+
+def test_a_maintenance_that_begins_soon_is_seen(bench: SlurmBench) -> None:
+    job = bench.launcher.submit(spec(bench, nodes=1))
+    seen(bench, job, bench.all_there)
+    (node,) = bench.nodes_of(job)
+    words = ("Duration=60", f"Nodes={node}", "Flags=MAINT,IGNORE_JOBS", "User=root")
+    create = ("scontrol", "create", "reservation", *words)
+    bench.cluster.slurm(*create, "ReservationName=far", "StartTime=now+2hours")
+    try:
+        launcher = bench.launcher_for(SlurmOptions())
+        observation = launcher.observe(job)
+        assert isinstance(observation, Ok)
+        assert observation.value.leaving == {}
+        bench.cluster.slurm(*create, "ReservationName=soon", "StartTime=now+20minutes")
+        observation = bench.launcher_for(SlurmOptions()).observe(job)
+        assert isinstance(observation, Ok)
+        assert observation.value.leaving == {node: "reserved for maintenance (soon)"}
+        bench.cluster.slurm("scontrol", "delete", "ReservationName=soon")
+    finally:
+        bench.cluster.slurm("scontrol", "delete", "ReservationName=far")
+
+
+def test_a_persons_scancel_is_told_apart(bench: SlurmBench) -> None:
+    job = bench.launcher.submit(spec(bench))
+    seen(bench, job, bench.all_there)
+    bench.cluster.slurm("scancel", job)
+    gone = bench.launcher.observe(job, fresh=True)
+    assert isinstance(gone, Ok)
+    assert not gone.value.running
+    assert seen(bench, job, has_ended).ending is Ending.CANCELLED
+
+
+def test_a_preemption_is_told_apart_although_agents_leave_before_it(bench: SlurmBench) -> None:
+    job = bench.launcher.submit(spec(bench, nodes=1))
+    seen(bench, job, bench.all_there)
+    bench.cluster.do("preempt", job, "--hold", "1")
+    assert seen(bench, job, has_ended).ending is Ending.PREEMPTED
 
 
 def test_a_refusal_has_slurms_reason_in_one_line(bench: SlurmBench) -> None:

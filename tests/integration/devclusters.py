@@ -52,15 +52,15 @@ def shares(*folders: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def cluster_of_three(letter: str, shared: Path) -> Iterator[Devcluster]:
+def cluster_of_three(letter: str, shared: Path, *more: str) -> Iterator[Devcluster]:
     """Three nodes that see a folder of this machine; the letter tells apart tests at once."""
     options = ["--nodes", "3", "--gpus", "2", "--set", "SlurmdTimeout=4", "--set", "KillWait=3"]
-    with Devcluster(f"{letter}{os.getpid()}", *options, *shares(shared)) as cluster:
+    with Devcluster(f"{letter}{os.getpid()}", *options, *more, *shares(shared)) as cluster:
         yield cluster
 
 
-def eventually(what: str, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def eventually(what: str, ready: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while not ready():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
