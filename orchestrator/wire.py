@@ -41,7 +41,8 @@ FactEvent = (
 class Hello:
     """An agent introduces itself.
 
-    `attempt` is the one its ranks belong to, 0 for none; `job` the allocation, "" when unknown.
+    `attempt` is the one its ranks belong to, 0 for none; `job` the allocation, "" when unknown;
+    `unfit` why no rank can run there, "" when nothing is wrong.
     """
 
     node: str
@@ -52,6 +53,7 @@ class Hello:
     attempt: int
     staged: tuple[StagedShard, ...]
     job: str = ""
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ class AgentExporter:
         self._ranks = ranks
         self._nvml = NvmlProbe()
         self._gpus: tuple[GpuReading, ...] = ()
+        self._asking = asyncio.Lock()  # the probe is one thread's at a time
         self._sources: dict[str, float] = {}
         self._exporter = NodeExporter(self._snapshot)
         self._runner: web.AppRunner | None = None
@@ -43,9 +44,14 @@ class AgentExporter:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    async def read_gpus(self) -> tuple[GpuReading, ...]:
+        """Ask NVML, in a thread: it may take long or never answer, and heartbeats must go on."""
+        async with self._asking:
+            self._gpus = await asyncio.to_thread(self._nvml.read)
+        return self._gpus
+
     async def _metrics(self, _: web.Request) -> web.Response:
-        # NVML may take long or never answer: asked in a thread, so that heartbeats go on.
-        self._gpus = await asyncio.to_thread(self._nvml.read)
+        await self.read_gpus()
         body = self._exporter.render()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 

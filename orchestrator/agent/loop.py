@@ -20,6 +20,7 @@ from monitors.logs.scan import Scanner
 from orchestrator.agent.connection import Connection
 from orchestrator.agent.environment import job_spec
 from orchestrator.agent.exporter import AgentExporter
+from orchestrator.agent.fitness import LOOK_EVERY_S, Fitness
 from orchestrator.agent.leaving import Leaving
 from orchestrator.agent.lifeline import Orphans, become_subreaper
 from orchestrator.agent.ranks import Ranks
@@ -81,6 +82,8 @@ class Agent:
         spec = job_spec(config, node)
         self._ranks = Ranks(spec, node_dir, config.run_dir / "logs", Scanner(), self._rank_fact)
         self._exporter = AgentExporter(config.run.name, node, self._ranks)
+        self._fitness = Fitness(config, self._exporter.read_gpus)
+        self._unfit = ""
         self._uploads = (
             Uploads(node_dir, spec.store_json, spec.run, self._connection.fact)
             if config.checkpoint.store
@@ -92,8 +95,11 @@ class Agent:
         become_subreaper()
         self._ranks.warm_up()
         await self._exporter.start(self._address)
+        self._unfit = await self._fitness.look()
         connection: asyncio.Future[Any] = asyncio.ensure_future(self._connection.run())
-        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._report_for_ever())]
+        tasks: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(work) for work in (self._report_for_ever(), self._stay_fit())
+        ]
         if self._uploads is not None:
             tasks.append(asyncio.ensure_future(self._uploads.run()))
         tasks.append(asyncio.ensure_future(self._done.wait()))
@@ -146,7 +152,19 @@ class Agent:
             attempt=self._ranks.attempt if self._ranks.running else 0,
             staged=self._read_staged(),
             job=self._job,
+            unfit=self._unfit,
         )
+
+    async def _stay_fit(self) -> None:
+        """Look at the node while it is idle, and say what has become of it."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._ranks.running:
+                continue
+            found = await self._fitness.look()
+            if found != self._unfit:
+                self._unfit = found
+                await self._connection.introduce_again()
 
     async def _welcomed(self, welcome: Welcome) -> None:
         self._epoch = max(self._epoch, welcome.epoch)

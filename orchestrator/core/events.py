@@ -98,6 +98,7 @@ class AgentJoined:
     Attributes:
         attempt: The attempt that its ranks belong to, 0 for none.
         job: The allocation that the node belongs to, "" when that is not known.
+        unfit: Why no rank can run there, as the agent found by looking, "" when nothing is wrong.
     """
 
     node: str
@@ -107,6 +108,7 @@ class AgentJoined:
     attempt: int = 0
     staged: tuple[StagedShard, ...] = ()
     job: str = ""
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

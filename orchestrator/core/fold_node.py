@@ -33,6 +33,7 @@ def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
         metrics_url=event.metrics_url,
         joined_seq=record.seq,
         job=event.job,
+        unfit=event.unfit,
         excluded=state.ledger.get(event.node, excluded),
         in_ledger=in_ledger,
         leaving=before.leaving if before else "",

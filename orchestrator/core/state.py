@@ -95,6 +95,7 @@ class Node:
     """An agent's node.
 
     Attributes:
+        unfit: What its agent found wrong with it, empty for nothing.
         excluded: Why it gets no ranks any more, empty if it may.
         in_ledger: The ledger says so too, so that it can also take it back.
         leaving: Why the site wants it back, empty if it does not; it still works.
@@ -111,6 +112,7 @@ class Node:
     joined_seq: int
     lost_why: str = ""
     job: str = ""
+    unfit: str = ""
     excluded: str = ""
     in_ledger: bool = False
     leaving: str = ""
@@ -122,7 +124,8 @@ class Node:
     @property
     def is_usable(self) -> bool:
         """Whether it may get ranks."""
-        return self.alive and not (self.excluded or self.warned or self.given_back)
+        is_barred = self.unfit or self.excluded or self.warned or self.given_back
+        return self.alive and not is_barred
 
     @property
     def is_good(self) -> bool:

@@ -324,6 +324,7 @@ class Supervisor:
                 attempt=hello.attempt,
                 staged=hello.staged,
                 job=hello.job,
+                unfit=hello.unfit,
             )
         )
         incarnation, n = self.state.seen.get(hello.node, ("", 0))

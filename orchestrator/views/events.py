@@ -112,7 +112,7 @@ def _requested(e: ev.RunRequested) -> str:
 
 def _joined(e: ev.AgentJoined) -> str:
     held = f", {units.count(len(e.staged), 'snapshot')} in its memory" if e.staged else ""
-    return f"{e.node} joined{held}"
+    return f"{e.node} joined{held}" + (f", not fit for ranks: {e.unfit}" if e.unfit else "")
 
 
 def _exited(e: ev.RankExited) -> str:

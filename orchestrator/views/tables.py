@@ -28,6 +28,7 @@ NODE_MOOD = {
     "lost": "red",
     "excluded": "yellow",
     "leaving": "yellow",
+    "unfit": "red",
 }
 
 

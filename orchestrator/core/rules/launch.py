@@ -150,7 +150,7 @@ def _next_request_at(state: State, now: float) -> float:
 def gone(state: State) -> str:
     """Name the nodes that are of no use, and why, at most four of them."""
     texts = [
-        f"{n.name} ({n.excluded or n.leaving or _warning(n) or n.lost_why})"
+        f"{n.name} ({n.excluded or n.unfit or n.leaving or _warning(n) or n.lost_why})"
         for n in state.nodes.values()
         if not n.is_good
     ]
@@ -198,7 +198,7 @@ def no_capacity(state: State, now: float, policy: Policy) -> Decision | None:
     over_at = state.attempt.over_at if state.attempt else None
     given = [a.given_at or a.over_at or a.asked_at for a in state.allocations]
     if state.waited_s(max([*given, over_at or 0.0]), now) > policy.launch_timeout_s:
-        lost = [f"{n.name}: {n.excluded or n.lost_why}" for n in state.nodes.values()]
+        lost = [f"{n.name}: {n.excluded or n.unfit or n.lost_why}" for n in state.nodes.values()]
         named = "; ".join(text for text in lost if not text.endswith(": "))
         reason = f"no capacity: {have} of {need} nodes usable for {policy.launch_timeout_s:g} s"
         return fail(state, "no_capacity", f"{reason} ({named})" if named else reason, ())

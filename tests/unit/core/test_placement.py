@@ -47,3 +47,9 @@ def test_excluded_and_lost_nodes_are_not_usable() -> None:
 def test_names_without_numbers_have_an_order_too() -> None:
     story = Story(nodes=4).joins("b", "a10", "a9", "a")
     assert place(story.state) == ("a", "a9", "a10", "b")
+
+
+def test_an_unfit_node_gets_no_ranks_until_its_agent_finds_nothing_wrong() -> None:
+    story = Story(nodes=2).joins("n1").joins("n2", unfit="no GPU answers").joins("n3")
+    assert place(story.state) == ("n1", "n3")
+    assert place(story.joins("n2").state) == ("n1", "n2")
