@@ -13,10 +13,9 @@ from orchestrator.errors import ConfigError, PreconditionError
 from orchestrator.launch import slurm_submit, slurm_supervisor
 from orchestrator.launch.launcher import AllocationSpec
 from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable, allowed
-from orchestrator.launch.slurm_supervisor import SupervisorSpec
+from orchestrator.launch.slurm_supervisor import FROZEN, LOG, SupervisorSpec
 from orchestrator.preflight import preflight
 from orchestrator.supervisor.lease import current_holder
-from orchestrator.supervisor_job import FROZEN, LOG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Slurm starts the job again when its node dies, and when it asks for that itself 
 time limit. The ranks notice none of this.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from orchestrator.app import outcome_of
+from orchestrator.core.actions import Outcome
+from orchestrator.errors import EverstepError
 from orchestrator.exit_codes import FINAL, OUTCOME_CODE, ExitCode
 from orchestrator.launch.slurm_commands import SlurmError
-from orchestrator.launch.slurm_supervisor import requeue
+from orchestrator.launch.slurm_supervisor import FROZEN, LOG, requeue
 
 log = logging.getLogger(__name__)
 
-FROZEN = "run.json"
-LOG = "supervisor.log"
 REQUEUE_EVERY_S = 10.0
 POLL_S = 0.2
 AGAIN_S = (1.0, 5.0, 15.0, 60.0)
@@ -67,7 +68,7 @@ class Keeper:
         tries = 0
         while not self._ended:
             # A run that ended just before the last supervisor did must not begin anew.
-            if not is_first and (outcome := outcome_of(self._home.parent)) is not None:
+            if not is_first and (outcome := self._outcome()) is not None:
                 return int(OUTCOME_CODE[outcome.value])
             began, code = time.monotonic(), self._supervise()
             if code in FINAL or not self._has_records:  # nothing lives that needs a supervisor
@@ -79,6 +80,11 @@ class Keeper:
                 log.error("the supervisor ended with %d; the next in %g s", code, wait_s)
             self._sleep(wait_s)
         return int(ExitCode.INTERRUPTED)
+
+    def _outcome(self) -> Outcome | None:
+        with contextlib.suppress(EverstepError):  # a supervisor will say so
+            return outcome_of(self._home.parent)
+        return None
 
     @property
     def _has_records(self) -> bool:

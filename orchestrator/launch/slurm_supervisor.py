@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from orchestrator.launch.slurm_executor import Executor
 
 PICKLE = "supervisor.pkl"
+FROZEN = "run.json"  # in the job's folder: the run file as it was when the job was made
+LOG = "supervisor.log"  # in the run directory
 SUBMIT_TIMEOUT_S = 120.0
 UNAVAILABLE_EXIT = 75  # sysexits.h, EX_TEMPFAIL: ask again
 WARN_S = 120  # Slurm may be a minute early, and asking it to start the job again takes moments
