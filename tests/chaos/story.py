@@ -17,6 +17,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import Outcome, StartRanks
 from orchestrator.core.events import Event, Record
 from orchestrator.core.state import Incident, State
+from orchestrator.exit_codes import ExitCode
 from orchestrator.views.replay import replay
 from tests.chaos.nodes import Process, memory, power, processes
 from tests.integration.devclusters import eventually, jobs_of
@@ -65,6 +66,7 @@ agent_lost_s = 4.0
 step_s = 30.0
 init_s = 60.0
 kill_grace_s = 1.0
+leave_s = 2.0
 launch_s = 60.0
 start_s = 30.0
 {timeouts}
@@ -206,6 +208,19 @@ class Story(Run):
         """Wait until the attempt as it is has saved once more."""
         before = self.state.commits[:1]
         self.wait("one more checkpoint", lambda state: state.commits[:1] > before)
+
+    def ends_with(self) -> ExitCode:
+        """Wait for the supervisor's end and return its exit code."""
+        assert self._process is not None
+        code = ExitCode(self._process.wait(PATIENCE_S))
+        self.refresh()
+        self.mark(f"supervisor ended with {code.name}")
+        return code
+
+    def start_again(self) -> None:
+        """Start a run that had ended; its journal is a new one."""
+        self.records, self.state = (), State()
+        self.start()
 
     # --- what it looks at ------------------------------------------------------------------------
 

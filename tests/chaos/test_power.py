@@ -124,3 +124,30 @@ def test_the_supervisor_s_node_loses_power_and_another_takes_over(
     assert not story.finish()
     assert len(story.starts()) == 1, "no rank was touched"
     assert story.sums() == undisturbed
+
+
+def test_two_nodes_at_once_are_one_too_many_and_another_is_asked_for(
+    tell: MakeStory, cluster: Devcluster, undisturbed: dict[str, str]
+) -> None:
+    story = tell(nodes="")
+    story.begin()
+    both, spare = story.nodes, story.spare
+    for node in both:
+        cluster.do("power-off", node)
+    story.goes_on(2)
+    assert spare in story.nodes
+    assert not set(story.nodes) & set(both)
+    incidents = story.finish(jobs=2)
+    assert incidents[0].node in both
+    assert story.sums() == undisturbed
+
+
+def test_two_nodes_at_once_shrink_a_run_that_may(tell: MakeStory, cluster: Devcluster) -> None:
+    story = tell(nodes="replace = false\nmin_count = 1")
+    story.begin()
+    both, spare = story.nodes, story.spare
+    for node in both:
+        cluster.do("power-off", node)
+    story.goes_on(2)
+    assert story.nodes == (spare,)
+    assert story.finish()[0].node in both
