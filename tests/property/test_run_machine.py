@@ -56,12 +56,9 @@ def check_decision(world: World, decision: Decision) -> None:
 def check_start(world: World, start: StartRanks) -> None:
     state = world.state
     assert start.attempt == max(world.starts, default=0) + 1
-    assert len(set(start.nodes)) == world.nodes
+    check_placement(world, start)
     assert not any(live_attempts(world)), "ranks of an older attempt may live"
     assert not state.stop_requested_seq, "started again after a stop"
-    for name in start.nodes:
-        assert state.nodes[name].alive
-        assert not state.nodes[name].excluded
     number = max(world.starts, default=0)
     if state.attempt is not None and number not in world.stopped and not state.attempt.lost:
         assert exits_of(world) != {0}, "started again after the end"
@@ -77,6 +74,23 @@ def check_start(world: World, start: StartRanks) -> None:
             assert (restore.step, restore.attempt) in good
 
 
+def check_placement(world: World, start: StartRanks) -> None:
+    """As many nodes as there are for the run, none that is of no use, the better ones first."""
+    nodes = world.state.nodes
+    least = world.policy.min_nodes or world.nodes
+    assert len(set(start.nodes)) == len(start.nodes)
+    assert least <= len(start.nodes) <= world.nodes
+    for name in start.nodes:
+        assert nodes[name].alive
+        assert not nodes[name].excluded
+        assert not nodes[name].warned
+        assert not nodes[name].given_back
+    idle = [n for n in nodes.values() if n.is_usable and n.name not in start.nodes]
+    assert len(start.nodes) == world.nodes or not idle, "smaller than it could be"
+    if any(nodes[name].leaving for name in start.nodes):
+        assert not [n for n in idle if n.is_good and n.name not in start.exclude]
+
+
 def quarantined(world: World) -> set[tuple[int, int, Source]]:
     """What failed to restore, from the records alone."""
     failed = [
@@ -90,7 +104,8 @@ def quarantined(world: World) -> set[tuple[int, int, Source]]:
 def exits_of(world: World) -> set[int | None]:
     """Exit codes of the last attempt's ranks as journalled; None for one that never came."""
     number = max(world.starts, default=0)
-    codes = dict.fromkeys(range(world.nodes * world.ranks_per_node), None) | {
+    nodes = world.starts[number].nodes if number else ()
+    codes = dict.fromkeys(range(len(nodes) * world.ranks_per_node), None) | {
         r.event.rank: r.event.code
         for r in reversed(world.records)
         if isinstance(r.event, ev.RankExited) and r.event.attempt == number

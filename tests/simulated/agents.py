@@ -27,15 +27,25 @@ class Order:
 
 @dataclass
 class Agent:
-    """One agent process. Its messages wait in `outbox` until they are acknowledged."""
+    """One agent process. Its messages wait in `outbox` until they are acknowledged.
+
+    Attributes:
+        job: The allocation that its node belongs to, "" where nobody says.
+        attempt: The newest that it started or was told to stop.
+        world: Number of ranks of the attempt that it started last.
+        is_saving: Its ranks were told to save and leave, and have not done it yet.
+    """
 
     node: str
     incarnation: str
     staged: set[StagedShard] = field(default_factory=set)
+    job: str = ""
     epoch: int = 0
-    attempt: int = 0  # the newest that it started or was told to stop
+    attempt: int = 0
+    world: int = 0
     ranks: set[int] = field(default_factory=set)
     is_stopping: bool = False
+    is_saving: bool = False
     is_connected: bool = False
     done: set[str] = field(default_factory=set)
     inbox: list[Order] = field(default_factory=list)
@@ -67,6 +77,7 @@ class Agent:
                 self._start(start)
             case StopRanks() as stop if stop.attempt >= self.attempt:
                 self.attempt = stop.attempt
+                self.is_saving = stop.planned and not self.is_stopping and bool(self.ranks)
                 self.is_stopping = True
                 self._tell_when_gone()
             case _:
@@ -74,7 +85,8 @@ class Agent:
 
     def _start(self, start: StartRanks) -> None:
         assert not self.ranks, "ranks of an older attempt still run"
-        self.attempt, self.is_stopping = start.attempt, False
+        self.attempt, self.is_stopping, self.is_saving = start.attempt, False, False
+        self.world = len(start.nodes) * start.ranks_per_node
         first = start.nodes.index(self.node) * start.ranks_per_node
         self.ranks = set(range(first, first + start.ranks_per_node))
         ranks = tuple(sorted(self.ranks))
@@ -96,7 +108,7 @@ class Agent:
         self._tell_when_gone()
 
     def kill_all(self, code: int = -9) -> None:
-        self.is_stopping = bool(self.ranks)
+        self.is_stopping, self.is_saving = bool(self.ranks), False
         for rank in sorted(self.ranks):
             self.exits(rank, code)
 
@@ -110,5 +122,6 @@ class Agent:
         for rank in self.ranks:
             own = sorted((s for s in self.staged if s.rank == rank), key=lambda s: s.step)
             self.staged -= set(own[: max(0, len(own) + 1 - KEPT_SLOTS)])
-            self.staged.add(StagedShard(rank=rank, step=step, attempt=self.attempt))
+            shard = StagedShard(rank=rank, step=step, attempt=self.attempt, world=self.world)
+            self.staged.add(shard)
         self.fact(ev.Staged(node=self.node, shards=self.shards()))

@@ -12,9 +12,12 @@ from orchestrator.core.actions import (
     Commit,
     Decision,
     Finish,
+    GiveBack,
     Launch,
+    NoteNode,
     StartRanks,
     StopRanks,
+    Unhold,
     Wait,
 )
 from orchestrator.core.decide import decide
@@ -22,7 +25,9 @@ from orchestrator.core.events import Event, Origin, Record
 from orchestrator.core.fold import fold
 from orchestrator.core.policy import Policy
 from orchestrator.core.state import State
+from orchestrator.supervisor.judge import verdict_on
 from tests.simulated.agents import Agent, Order, Welcome
+from tests.simulated.site import Site
 
 MOST_DECISIONS = 30
 Check = Callable[["World", Decision], None]
@@ -30,7 +35,12 @@ Check = Callable[["World", Decision], None]
 
 @dataclass
 class World:
-    """One run from its first record on. `check` looks at each decision before it counts."""
+    """One run from its first record on. `check` looks at each decision before it counts.
+
+    Attributes:
+        site: The jobs of a run whose agents say where they belong; None: one allocation, unnamed.
+        saved: By attempt and rank, the step that it saved when it was told to save and leave.
+    """
 
     policy: Policy
     nodes: int = 2
@@ -47,7 +57,9 @@ class World:
     parts: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     manifests: dict[int, int] = field(default_factory=dict)
     is_holding: bool = False
+    site: Site | None = None
     starts: dict[int, StartRanks] = field(default_factory=dict)
+    saved: dict[int, dict[int, int]] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
     step: int = 0
     born: int = 0
@@ -116,18 +128,33 @@ class World:
         if pending is None:
             return
         match pending.action:
+            case Launch() | GiveBack() | Unhold() | NoteNode() if self.site is not None:
+                self._asks_the_site(self.site, key, answer)
             case Launch():
                 self.answers(key, answer != "refused", "job-1")
+            case NoteNode():
+                self.answers(key, answer == "ok")
             case Finish():
                 for agent in self.agents.values():
                     if agent.is_connected:
                         agent.kill_all()
+                if self.site is not None:
+                    self.site.is_left(self)
                 self.answers(key)
             case Commit() as commit:
                 self._commit(key, commit, answer)
             case _:
                 for agent in self.agents.values():
                     self._tell(agent, key)
+
+    def _asks_the_site(self, site: Site, key: str, answer: str) -> None:
+        """A `silent` answer never comes, since the supervisor dies of it: the next asks again."""
+        ok, detail = site.does(key, self.state.pending[key].action, answer == "refused")
+        site.kills_agents(self)
+        if answer == "silent":
+            self.queue.append(key)
+        else:
+            self.answers(key, ok, detail)
 
     def _tell(self, agent: Agent, key: str) -> None:
         """Send an order to an agent that it concerns, never to one that its attempt has lost."""
@@ -145,7 +172,7 @@ class World:
     def _commit(self, key: str, commit: Commit, answer: str) -> None:
         """The store's side of a commit: the manifest of a step is put only if absent."""
         which = (commit.step, commit.attempt)
-        world = self.nodes * self.ranks_per_node
+        world = len(self.starts[commit.attempt].nodes) * self.ranks_per_node
         assert self.parts.get(which, set()) >= set(range(world)), "a shard is not in the store"
         if answer == "unreachable":
             return self.answers(key, ok=False)
@@ -208,6 +235,12 @@ class World:
             )
         )
 
+    def judges_truly(self) -> None:
+        """The verdict that the supervisor would come to."""
+        attempt = self.state.attempt
+        assert attempt is not None
+        self.hears(verdict_on(attempt, self.state.nodes))
+
     # Agents and what lies between.
 
     def boots(self, node: str, keeps_memory: bool = False) -> Agent:
@@ -217,7 +250,8 @@ class World:
         staged = set(before.staged) if before and keeps_memory else set()
         if before is not None:
             self.late += before.outbox[:3]
-        self.agents[node] = Agent(node, f"i{self.born}", staged)
+        job = self.site.job_of(node) if self.site else ""
+        self.agents[node] = Agent(node, f"i{self.born}", staged, job)
         return self.agents[node]
 
     def says_hello(self, agent: Agent) -> None:
@@ -234,6 +268,7 @@ class World:
                 metrics_url="",
                 attempt=agent.live_attempt,
                 staged=agent.shards(),
+                job=agent.job,
             )
         )
         self.hellos += 1
@@ -281,7 +316,7 @@ class World:
         ready = all(
             a.live_attempt == attempt.number and len(a.ranks) == self.ranks_per_node for a in agents
         )
-        return agents if ready and len(agents) == self.nodes else ()
+        return agents if ready and len(agents) == len(attempt.nodes) else ()
 
     def trains(self, steps: int) -> None:
         agents = self.whole()
@@ -317,7 +352,7 @@ class World:
                     attempt=shard.attempt,
                     step=shard.step,
                     rank=shard.rank,
-                    world=self.nodes * self.ranks_per_node,
+                    world=shard.world,
                     index_key=f"{key}/{shard.rank}",
                     index_crc64=7,
                     nbytes=1,
@@ -325,17 +360,30 @@ class World:
                 )
             )
 
+    def saves_and_leaves(self, agent: Agent) -> None:
+        """The agent's ranks do what a planned stop asks of them, and its uploader goes on."""
+        for rank in agent.ranks:
+            self.saved.setdefault(agent.attempt, {})[rank] = self.step
+        agent.stage(self.step)
+        agent.is_saving = False
+        self.uploads(agent)
+        agent.kill_all(0)
+
     def calms(self) -> None:
         """Everything that waits happens, in order; no time passes and nothing new goes wrong."""
         self.settle()
         for _ in range(6):
             while self.queue:
                 self.carries_out_next()
+            if self.site is not None:
+                self.site.is_noticed(self)
             for agent in self.agents.values():
                 if not agent.is_connected:
                     self.says_hello(agent)
                 while agent.inbox:
                     self.delivers_order(agent)
+                if agent.is_saving:
+                    self.saves_and_leaves(agent)
                 if agent.is_stopping:
                     agent.kill_all()
                 while agent.outbox:
