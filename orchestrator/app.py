@@ -29,7 +29,7 @@ from orchestrator.errors import (
 from orchestrator.launch.launcher import Launcher
 from orchestrator.launch.local import LocalLauncher
 from orchestrator.preflight import preflight, timeouts_table
-from orchestrator.supervisor.journal import FileJournal, Journal, read_records
+from orchestrator.supervisor.journal import FileJournal, Journal, read_records, state_of
 from orchestrator.supervisor.lease import Holder, Lease, Said
 from orchestrator.supervisor.loop import Supervisor, Watcher
 from orchestrator.supervisor.sessions import read_or_make_token
@@ -144,10 +144,15 @@ def read(path: Path) -> RunConfig:
     return thaw(path) if path.suffix == ".json" else load(path)
 
 
+def state_in(run_dir: Path) -> State:
+    """Return where a run's journal says that it stands; a run never started has an empty state."""
+    path = run_dir / "journal.jsonl"
+    return state_of(read_records(path) if path.exists() else ())
+
+
 def outcome_of(run_dir: Path) -> Outcome | None:
     """Return what became of a run, None for one that lives or was never started."""
-    path = run_dir / "journal.jsonl"
-    state, _ = History.of(read_records(path) if path.exists() else ())
+    state = state_in(run_dir)
     return state.outcome if state.over else None
 
 

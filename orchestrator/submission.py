@@ -1,19 +1,22 @@
 """`everstep submit`: the supervisor as a job of its own, and what sbatch gets."""
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.address import with_address
-from orchestrator.app import outcome_of, read
+from orchestrator.app import outcome_of, read, state_in
 from orchestrator.config import RunConfig, freeze
 from orchestrator.config_sections import AUTO
 from orchestrator.core.actions import Outcome
+from orchestrator.core.ledger import excluded
 from orchestrator.errors import ConfigError, PreconditionError
 from orchestrator.launch import slurm_submit, slurm_supervisor
 from orchestrator.launch.launcher import AllocationSpec
 from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable, allowed
 from orchestrator.launch.slurm_supervisor import FROZEN, LOG, SupervisorSpec
+from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.preflight import preflight
 from orchestrator.supervisor.lease import current_holder
 
@@ -117,19 +120,25 @@ def _on_slurm(config_path: Path) -> RunConfig:
 
 
 def _supervisor_spec(config: RunConfig) -> SupervisorSpec:
+    options = replace(config.slurm.plain_supervisor(), exclude=",".join(_excluded(config)))
     return SupervisorSpec(
-        run=config.run.name,
-        folder=config.run_dir.resolve() / "supervisor",
-        options=config.slurm.plain_supervisor(),
+        run=config.run.name, folder=config.run_dir.resolve() / "supervisor", options=options
     )
 
 
 def _allocation_spec(config: RunConfig) -> AllocationSpec:
     name = config.run.name
     return AllocationSpec(
-        key=f"{name}/0/launch/1",
+        key=f"{name}/{state_in(config.run_dir).last_attempt}/launch/1",
         name=name,
         nodes=config.nodes.count + config.nodes.spares,
         gpus_per_node=config.nodes.gpus_per_node,
         run_dir=config.run_dir,
+        exclude=_excluded(config),
     )
+
+
+def _excluded(config: RunConfig) -> tuple[str, ...]:
+    """Return the nodes that no run is to get now."""
+    entries = Ledger(config.run.dir / FILE_NAME).entries()
+    return tuple(sorted(excluded(entries, time.time())))

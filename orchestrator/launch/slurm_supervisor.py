@@ -180,7 +180,12 @@ def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
     options, folder = spec.options, str(spec.folder)
     # Slurm may accept the job and not say so: then nobody names the pickle after its number.
     link = f'ln -s {PICKLE} {shlex.quote(folder)}/"$SLURM_JOB_ID"_submitted.pkl'
-    named = {"partition": options.partition, "account": options.account, "qos": options.qos}
+    named = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "exclude": options.exclude,
+    }
     more = {"reservation": options.reservation} if options.reservation else {}
     return {
         **{key: value for key, value in named.items() if value},

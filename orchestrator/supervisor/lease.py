@@ -3,8 +3,9 @@
 The lease is a folder with one file per epoch. Creating the next number is the claim: exclusive
 creation by hard link is atomic on local and network file systems alike, so of two supervisors
 exactly one gets it. The holder renews by rewriting its file. A claim is allowed when the newest
-holder is dead (same machine: its process is gone), has released the lease, or has not renewed for
-the length of a lease as watched by the claimant's own clock, never by comparing clocks of hosts.
+holder is dead (same machine: its process is gone; an earlier start of the claimant's own Slurm
+job), has released the lease, or has not renewed for the length of a lease as watched by the
+claimant's own clock, never by comparing clocks of hosts.
 
 A network file system may show a folder as it was up to a minute ago, but not to somebody who has
 just written into it. So a holder that could be deposed, because it has not renewed for as long as
@@ -37,21 +38,29 @@ class Holder:
 
     Attributes:
         place: The boot and the PID namespace in which `pid` means this process.
+        job: The Slurm job that it is in, "" for none.
+        start: Which start of that job it is in.
         renewal: Counts up while it lives.
     """
 
     epoch: int
-    host: str
-    place: str
-    pid: int
-    started: int
-    renewal: int
-    released: bool
+    host: str = "?"
+    place: str = ""
+    job: str = ""
+    start: int = 0
+    pid: int = 0
+    started: int = 0
+    renewal: int = 0
+    released: bool = False
 
     @property
     def is_dead(self) -> bool:
         """Whether it is known to be gone; False for other machines, where nobody can tell."""
-        if self.released:
+        job, start = _job()
+        # Slurm has given up the node of that start, which may be cut off and not know it. Should it
+        # still live, it is deposed.
+        was_ours = self.job != "" and self.job == job and self.start < start
+        if self.released or was_ours:
             return True
         is_here = self.place == _place()
         return is_here and not ProcessId(pid=self.pid, started=self.started).is_alive
@@ -169,6 +178,8 @@ class Lease:
             {
                 "host": socket.gethostname(),
                 "place": _place(),
+                "job": _job()[0],
+                "start": _job()[1],
                 "pid": os.getpid(),
                 "started": start_time(os.getpid()) or 0,
                 "renewal": self._renewal,
@@ -230,6 +241,15 @@ def _place() -> str:
     """Name this boot and this PID namespace: host names repeat, in containers and elsewhere."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+
+
+def _job() -> tuple[str, int]:
+    """Return the Slurm job of this process, "" for none, and which start of it this is."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    cluster, start = (
+        os.environ.get(f"SLURM_{key}", "") for key in ("CLUSTER_NAME", "RESTART_COUNT")
+    )
+    return (f"{cluster}/{job}" if job else ""), int(start) if start.isdigit() else 0
 
 
 def _name(epoch: int) -> str:

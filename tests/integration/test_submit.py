@@ -145,6 +145,25 @@ def test_a_supervisor_whose_node_loses_power_goes_on_elsewhere(make: Make) -> No
     ended_untouched(run)
 
 
+def test_a_supervisor_that_is_cut_off_is_deposed_and_ended(make: Make) -> None:
+    """It sees the run directory and renews; Slurm, which sees neither, starts its job elsewhere."""
+    run = make("alone")
+    run.submit()
+    run.wait("all ranks", is_running)
+    run.cluster.do("partition", "node1")
+    run.goes_on_elsewhere()
+    assert run.holder.split(":")[0] in ("node2", "node3")
+    run.cluster.do("heal", "node1")
+    ended_untouched(run)
+    epochs = run.epochs_as_written()
+    assert epochs == sorted(epochs), "the first wrote nothing after the second"
+    eventually("nothing of it is left", lambda: "supervisor" not in processes_on(run, "node1"))
+
+
+def processes_on(run: SubmittedRun, node: str) -> str:
+    return run.cluster.on(node, "ps", "-eo", "args")
+
+
 def test_a_supervisor_at_its_time_limit_is_started_again(make: Make) -> None:
     run = make("timely")
     run.submit()

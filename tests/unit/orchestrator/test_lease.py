@@ -23,7 +23,7 @@ def write(folder: Path, epoch: int, **changes: object) -> Path:
     """Write what a holder of an epoch would have written."""
     folder.mkdir(exist_ok=True, parents=True)
     value = {"host": ELSEWHERE, "place": "there", "pid": 1, "started": 1}
-    value |= {"renewal": 0, "released": False}
+    value |= {"job": "", "start": 0, "renewal": 0, "released": False}
     path = folder / f"epoch-{epoch:08d}.json"
     path.write_text(json.dumps({**value, **changes}))
     return path
@@ -326,6 +326,36 @@ def test_of_many_who_wait_each_gets_an_epoch_of_its_own(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert got == [5, 6, 7, 8]
+
+
+def test_an_earlier_start_of_the_same_job_is_followed_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm started the job again elsewhere: the earlier node may be cut off, and renew."""
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    Lease.take(folder)
+    holder = current_holder(folder)
+    assert holder is not None
+    assert (holder.job, holder.start) == ("c/7", 0)
+    assert not holder.is_dead
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert Lease.take(folder).epoch == 2
+    with pytest.raises(AlreadyRunning):
+        Lease.take(folder)
+
+
+@pytest.mark.parametrize(("job", "start"), [("c/8", 0), ("d/7", 0), ("c/7", 2), ("c/7", 1)])
+def test_another_job_and_a_later_start_are_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, job: str, start: int
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    write(folder, 1, job=job, start=start)
+    holder = current_holder(folder)
+    assert holder is not None
+    assert not holder.is_dead
 
 
 def test_renewals_count_up(folder: Path) -> None:
