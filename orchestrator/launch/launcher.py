@@ -18,7 +18,8 @@ class AllocationSpec:
         name: Job name, for people.
         nodes: Nodes of the world plus spares.
         gpus_per_node: 0 for none.
-        exclude: Names of nodes that must not be given.
+        exclude: Names of nodes that must not be given. Those that the run has and keeps belong to
+            them: Slurm may put two allocations on one node, and a node has one agent.
         run_dir: Where the agents find everything else.
         entry: `module:function` that each node calls with the run directory. A name, not an
             import: the launcher knows nothing of what it starts.

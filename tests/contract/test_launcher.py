@@ -246,6 +246,16 @@ def test_a_cancelled_allocation_goes_and_its_nodes_with_it(bench: Bench) -> None
     bench.launcher.cancel(job)
 
 
+def two_of_one_node(bench: Bench) -> tuple[str, str]:
+    """Two allocations of one run; the second one must not get what the first one has."""
+    first = bench.launcher.submit(spec(bench, 1, nodes=1))
+    seen(bench, first, bench.all_there)
+    exclude = bench.nodes_of(first)
+    second = bench.launcher.submit(spec(bench, 2, nodes=1, exclude=exclude))
+    seen(bench, second, bench.all_there)
+    return first, second
+
+
 def has_ended(allocation: Allocation) -> bool:
     return not allocation.running and allocation.ending not in (None, Ending.UNKNOWN)
 
@@ -264,10 +274,7 @@ def test_a_new_key_is_a_new_allocation(bench: Bench) -> None:
 def test_two_keys_are_two_allocations_and_what_is_done_to_one_leaves_the_other(
     bench: Bench,
 ) -> None:
-    first = bench.launcher.submit(spec(bench, 1, nodes=1))
-    second = bench.launcher.submit(spec(bench, 2, nodes=1))
-    for job in (first, second):
-        seen(bench, job, bench.all_there)
+    first, second = two_of_one_node(bench)
     ours, others = bench.nodes_of(first), bench.nodes_of(second)
     assert not set(ours) & set(others)
     assert bench.launcher.submit(spec(bench, 1, nodes=1)) == first
@@ -281,10 +288,7 @@ def test_two_keys_are_two_allocations_and_what_is_done_to_one_leaves_the_other(
 
 
 def test_a_node_that_one_allocation_loses_is_no_loss_of_another(bench: Bench) -> None:
-    first = bench.launcher.submit(spec(bench, 1, nodes=1))
-    second = bench.launcher.submit(spec(bench, 2, nodes=1))
-    for job in (first, second):
-        seen(bench, job, bench.all_there)
+    first, second = two_of_one_node(bench)
     (lost,) = bench.nodes_of(first)
     bench.kill_node(lost)
     seen(bench, first, lambda a: not a.running or a.nodes.get(lost) is False)
@@ -307,9 +311,7 @@ def test_what_is_not_held_is_not_released(bench: Bench) -> None:
 
 
 def test_all_allocations_are_given_back_at_once(bench: Bench) -> None:
-    jobs = [bench.launcher.submit(spec(bench, number, nodes=1)) for number in (1, 2)]
-    for job in jobs:
-        seen(bench, job, bench.all_there)
+    jobs = two_of_one_node(bench)
     bench.launcher.cancel("")
     for job in jobs:
         seen(bench, job, has_ended)

@@ -92,9 +92,10 @@ def test_a_job_held_after_a_failed_launch_goes_on_elsewhere_once_released(
 
 def test_endings_are_in_the_books_when_slurm_has_forgotten_the_jobs(bench: SlurmBench) -> None:
     limited = bench.launcher_for(SlurmOptions(time_min=1)).submit(spec(bench, 1, nodes=1))
-    cancelled = bench.launcher.submit(spec(bench, 2, nodes=1))
-    for job in (limited, cancelled):
-        seen(bench, job, bench.all_there)
+    seen(bench, limited, bench.all_there)
+    elsewhere = bench.nodes_of(limited)
+    cancelled = bench.launcher.submit(spec(bench, 2, nodes=1, exclude=elsewhere))
+    seen(bench, cancelled, bench.all_there)
     bench.cluster.slurm("scancel", cancelled)
     assert seen(bench, limited, has_ended, FORGETS_S).ending is Ending.TIME_LIMIT
     eventually(

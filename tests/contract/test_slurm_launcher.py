@@ -15,7 +15,7 @@ from orchestrator.launch.folders import folder_of
 from orchestrator.launch.launcher import LaunchRefusedError
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_submit import render
-from tests.contract.test_launcher import SlurmBench, has_ended, seen, spec
+from tests.contract.test_launcher import SlurmBench, has_ended, seen, spec, two_of_one_node
 from tests.integration.devclusters import MARKS, cluster_of_three, eventually, make_whole
 from tests.integration.traces import processes_of, traces
 
@@ -99,10 +99,7 @@ def test_what_is_rendered_is_what_was_submitted(bench: SlurmBench) -> None:
 
 
 def test_a_drained_node_is_seen_with_the_reason_until_it_is_taken_back(bench: SlurmBench) -> None:
-    first = bench.launcher.submit(spec(bench, 1, nodes=1))
-    second = bench.launcher.submit(spec(bench, 2, nodes=1))
-    for job in (first, second):
-        seen(bench, job, bench.all_there)
+    first, second = two_of_one_node(bench)
     (node,) = bench.nodes_of(first)
     bench.cluster.do("drain", node, "--reason", "rack 7: pump")
     told = seen(bench, first, lambda allocation: bool(allocation.leaving))
