@@ -30,6 +30,12 @@ from orchestrator.wire import Control, FactEvent, RankReport, StartNode, StopNod
 log = logging.getLogger(__name__)
 
 NOTES = {RESTORE_FAILED_EXIT: "restore_failed", STAGE_REFUSED_EXIT: "stage_refused"}
+# What a script with a Checkpointer imports of everstep, and what its restore then imports late.
+OWN_MODULES = (
+    "checkpointing.checkpointer",
+    "checkpointing.store.directory",
+    "checkpointing.store.s3",
+)
 NOT_STARTED_EXIT = 127
 LEAVE_POLL_S = 0.05
 SAME_SIGNAL_S = 0.1  # the agent is sent what ended the rank as well, and tells of that first
@@ -66,7 +72,7 @@ class Ranks:
         self._ranks: dict[int, Rank] = {}
         self._control = SlotControl(interval_steps=0)
         env = common_environment(os.environ, spec)
-        self._zygote = Zygote(spec.preload, env) if spec.preload else None
+        self._zygote = Zygote((*spec.preload, *OWN_MODULES), env) if spec.preload else None
         self.attempt = 0
         self.signature_counts: dict[str, int] = {}
 
