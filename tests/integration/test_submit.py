@@ -146,7 +146,10 @@ def test_a_supervisor_whose_node_loses_power_goes_on_elsewhere(make: Make) -> No
 
 
 def test_a_supervisor_that_is_cut_off_is_deposed_and_ended(make: Make) -> None:
-    """It sees the run directory and renews; Slurm, which sees neither, starts its job elsewhere."""
+    """It sees the run directory and renews; Slurm does not see it, and starts its job elsewhere.
+
+    What the first believes until then, with neither agents nor Slurm to hear, is not judged here.
+    """
     run = make("alone")
     run.submit()
     run.wait("all ranks", is_running)
@@ -154,7 +157,9 @@ def test_a_supervisor_that_is_cut_off_is_deposed_and_ended(make: Make) -> None:
     run.goes_on_elsewhere()
     assert run.holder.split(":")[0] in ("node2", "node3")
     run.cluster.do("heal", "node1")
-    ended_untouched(run)
+    run.until_over()
+    assert run.state.outcome is Outcome.FINISHED
+    assert not replay(run.records).differences
     epochs = run.epochs_as_written()
     assert epochs == sorted(epochs), "the first wrote nothing after the second"
     eventually("nothing of it is left", lambda: "supervisor" not in processes_on(run, "node1"))
