@@ -143,7 +143,7 @@ def test_two_nodes_at_once_are_one_too_many_and_another_is_asked_for(
 
 
 def test_two_nodes_at_once_shrink_a_run_that_may(tell: MakeStory, cluster: Devcluster) -> None:
-    story = tell(nodes="replace = false\nmin_count = 1")
+    story = tell(nodes="replace = false\nmin_count = 1", words=("alike",))
     story.begin()
     both, spare = story.nodes, story.spare
     for node in both:
