@@ -180,7 +180,7 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
         case Unhold():
             return allocations.unheld(state, record, action)
         case GiveBack():
-            return allocations.given_back(state, action)
+            return allocations.given_back(state, record, action)
         case NoteNode():
             more = 1 if action.excluded_s else 0  # the ledger itself says so a little later
             return replace(

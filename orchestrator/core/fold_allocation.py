@@ -40,6 +40,17 @@ def answered(state: State, record: Record, key: str, event: ev.ActionDone) -> St
     return _change(state, lambda a: a.key == key and a.phase is AllocationPhase.ASKED, change)
 
 
+def joined(state: State, job: str) -> State:
+    """An agent came: perhaps the last one of its allocation."""
+
+    def is_whole(a: Allocation) -> bool:
+        if a.came or a.is_over or (job and a.job != job):
+            return False
+        return len(state.members(a)) >= a.nodes
+
+    return _change(state, is_whole, lambda a: replace(a, came=True))
+
+
 def observed(state: State, record: Record, event: ev.JobObserved) -> State:
     """The launcher says something new of an allocation; one that is gone stays gone."""
     phase = next((p for p in AllocationPhase if p.value == event.state), None)
@@ -47,22 +58,26 @@ def observed(state: State, record: Record, event: ev.JobObserved) -> State:
         return state
 
     def change(a: Allocation) -> Allocation:
-        is_given = phase is AllocationPhase.RUNNING and a.is_waiting
-        given_at = record.at if is_given else a.given_at
-        is_over = phase in (AllocationPhase.GONE, AllocationPhase.REFUSED)
-        over_at = record.at if is_over and a.over_at is None else a.over_at
-        return replace(
-            a,
-            phase=a.phase if a.is_over else phase,
-            why=event.why,
-            ending=event.ending,
-            seq=record.seq,
-            given_at=given_at,
-            over_at=over_at,
-        )
+        if a.is_over:
+            told = event.ending not in (None, ev.Ending.UNKNOWN)
+            return replace(a, ending=event.ending, why=event.why, seq=record.seq) if told else a
+        a = replace(a, phase=phase, why=event.why, ending=event.ending, seq=record.seq)
+        if phase is AllocationPhase.RUNNING:
+            return a if a.given_at is not None else replace(a, given_at=record.at)
+        if a.is_waiting:
+            return replace(a, given_at=None)  # it had been taken for given
+        spared = a.came and _trains_without(state, a)
+        return replace(a, over_at=a.over_at or record.at, spared=spared)
 
     state = _change(state, lambda a: bool(a.job) and a.job == event.job, change)
     return _explain(state, event)
+
+
+def _trains_without(state: State, allocation: Allocation) -> bool:
+    attempt = state.attempt
+    if attempt is None or not attempt.is_live or attempt.first_step_at is None:
+        return False
+    return not set(state.members(allocation)) & set(attempt.nodes)
 
 
 def _explain(state: State, event: ev.JobObserved) -> State:
@@ -90,9 +105,13 @@ def unheld(state: State, record: Record, action: Unhold) -> State:
     )
 
 
-def given_back(state: State, action: GiveBack) -> State:
+def given_back(state: State, record: Record, action: GiveBack) -> State:
     """It was decided to end an allocation: how it ends says nothing any more."""
-    state = _change(state, lambda a: a.job == action.job, lambda a: replace(a, given_back=True))
+    state = _change(
+        state,
+        lambda a: a.job == action.job,
+        lambda a: replace(a, given_back=True, over_at=record.at),
+    )
     nodes = {
         name: replace(n, given_back=True) if n.job == action.job else n
         for name, n in state.nodes.items()

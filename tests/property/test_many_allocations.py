@@ -50,8 +50,9 @@ def check(world: World, decision: Decision) -> None:
             pass
     if isinstance(action, StartRanks | Launch):
         assert not cancelled(world), "goes on although a person ended it"
-    if isinstance(action, Finish) and cancelled(world):
-        assert action.outcome is Outcome.STOPPED
+    if isinstance(action, Finish):
+        is_wanted = cancelled(world) or bool(world.state.stop_requested_seq)
+        assert is_wanted == (action.outcome is Outcome.STOPPED)
 
 
 def check_launch(world: World, action: Launch) -> None:
@@ -141,9 +142,9 @@ def barren(world: World) -> int:
 class SiteMachine(RunMachine):
     """A run of three nodes and a spare that may have fewer, at a site with a few more."""
 
-    @initialize(calm=mostly)
-    def begins(self, calm: bool) -> None:
-        self.site = Site(NAMES)
+    @initialize(calm=mostly, is_kind=mostly)
+    def begins(self, calm: bool, is_kind: bool) -> None:
+        self.site, self.is_kind = Site(NAMES), is_kind
         self.world = World(
             REPLACING, nodes=3, spares=1, ranks_per_node=1, site=self.site, check=check
         )
@@ -263,18 +264,21 @@ class SiteMachine(RunMachine):
             self.world.trains(2)
 
     def come_to_an_end(self) -> None:
-        """Once nothing new goes wrong, the run goes on with all its nodes, or ends."""
+        """Once nothing new goes wrong, the run goes on with all its nodes, or ends.
+
+        At a site that is not kind, no new agent ever comes: then it goes on with what it has.
+        """
         world, site = self.world, self.site
         site.spoken.clear()
-        for _ in range(80):
+        for _ in range(150):
             site.reads_ledger(world)
-            self.all_goes_well()
+            self.time_goes_on()
             attempt = world.state.attempt
             if world.state.over:
                 assert not self.jobs()
                 return
             if attempt is not None and attempt.phase is AttemptPhase.RUNNING and world.whole():
-                if self.is_complete():
+                if self.is_complete() or not self.is_kind:
                     return
                 world.trains(1)
             if not world.state.catalogue_read:
@@ -283,10 +287,18 @@ class SiteMachine(RunMachine):
                 world.judges_truly()
             else:
                 self.let_the_rest_of_the_ranks_leave()
-                world.now += 20.0
-                world.settle()
         state = world.state
         raise AssertionError(f"stuck: {state.waiting_for!r}, {state.attempt}, {state.allocations}")
+
+    def time_goes_on(self) -> None:
+        if self.is_kind:
+            self.all_goes_well()
+        else:
+            self.world.calms()
+            for job in self.jobs("queued"):
+                self.site.gives_nodes(job)
+        self.world.now += 20.0
+        self.world.settle()
 
     def is_complete(self) -> bool:
         """Whether it has all that it wants, and no job that it could do without."""

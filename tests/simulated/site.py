@@ -85,7 +85,9 @@ class Site:
     # What happens to jobs.
 
     def living(self, *states: str) -> list[Job]:
-        return [j for j in self.jobs.values() if j.state in (states or ("queued", "held", "running"))]
+        return [
+            j for j in self.jobs.values() if j.state in (states or ("queued", "held", "running"))
+        ]
 
     def job_of(self, node: str) -> str:
         return next((j.number for j in self.living("running") if node in j.members), "")

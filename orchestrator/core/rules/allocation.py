@@ -3,7 +3,7 @@
 from orchestrator.core.actions import Decision, GiveBack, Unhold
 from orchestrator.core.placement import count_good, place
 from orchestrator.core.policy import Policy
-from orchestrator.core.rules.launch import members
+from orchestrator.core.rules.launch import ENDING_S, is_coming
 from orchestrator.core.rules.operator import upload_settled
 from orchestrator.core.rules.verdicts import fail, is_pending, make
 from orchestrator.core.state import Allocation, AllocationPhase, State
@@ -13,8 +13,9 @@ MOST_UNHELD = 3
 
 def unhold(state: State, now: float, policy: Policy) -> Decision | None:
     """A launch failed on some node and Slurm holds the job: let it try again, a few times."""
-    held = next((a for a in state.allocations if a.phase is AllocationPhase.HELD), None)
-    if held is None or held.given_back or is_pending(state, Unhold):
+    found = (a for a in state.allocations if a.phase is AllocationPhase.HELD and not a.given_back)
+    held = next(found, None)
+    if held is None or is_pending(state, Unhold):
         return None
     if held.unheld >= MOST_UNHELD:
         if state.attempt is not None and state.attempt.is_live:
@@ -37,7 +38,7 @@ def give_back(state: State, now: float, policy: Policy) -> Decision | None:
             continue
         if state.is_being_ended(allocation):
             continue  # by whom is to be known, and it ends without us
-        reason = _needless(state, allocation) or _useless(state, allocation, now, policy)
+        reason = _needless(state, allocation, now) or _useless(state, allocation, now, policy)
         if reason:
             action = GiveBack(job=allocation.job)
             evidence = (allocation.seq,)
@@ -45,17 +46,17 @@ def give_back(state: State, now: float, policy: Policy) -> Decision | None:
     return None
 
 
-def _needless(state: State, allocation: Allocation) -> str:
+def _needless(state: State, allocation: Allocation, now: float) -> str:
     """Say why a waiting allocation, or one that only has idle spares, is not needed."""
     assert state.run is not None
-    own = members(state, allocation)
+    own = state.members(allocation)
     attempt = state.attempt
     if attempt is None or not attempt.is_live or attempt.first_step_at is None:
         return ""
     if set(own) & set(attempt.nodes) or len(attempt.nodes) < state.run.nodes:
         return ""
-    if not allocation.is_waiting and len(own) < allocation.nodes:
-        return ""  # its nodes are still coming
+    if is_coming(state, allocation, now):
+        return ""
     without = count_good(state) - sum(state.nodes[name].is_good for name in own)
     if without < state.run.nodes + state.run.spares:
         return ""
@@ -64,17 +65,24 @@ def _needless(state: State, allocation: Allocation) -> str:
 
 def _useless(state: State, allocation: Allocation, now: float, policy: Policy) -> str:
     """Say why nothing can run on an allocation any more, once nothing is lost with it."""
-    own = members(state, allocation)
-    if allocation.is_waiting or len(own) < allocation.nodes:
+    if not allocation.job or allocation.is_waiting or is_coming(state, allocation, now):
         return ""
-    if any(state.nodes[name].is_good for name in own):
+    own = state.members(allocation)
+    if any(state.nodes[name].is_good for name in own) or _is_just_lost(state, own, now):
         return ""
     attempt = state.attempt
-    if attempt is None:
-        return ""
-    if attempt.is_live:
+    if attempt is not None and attempt.is_live:
         if set(own) & set(attempt.manned) or attempt.first_step_at is None:
             return ""
     elif not upload_settled(state, now, policy) or place(state) is not None:
         return ""
     return f"none of its {allocation.nodes} nodes is of use any more"
+
+
+def _is_just_lost(state: State, own: tuple[str, ...], now: float) -> bool:
+    """Whether all its agents are gone: it may be over, and who ended it is to be told first."""
+    nodes = [state.nodes[name] for name in own]
+    if not nodes or any(node.alive for node in nodes):
+        return False
+    lost_at = max(node.lost_at or 0.0 for node in nodes)
+    return state.waited_s(lost_at, now) <= ENDING_S

@@ -218,3 +218,21 @@ def test_a_smaller_placement_keeps_the_order_of_those_left() -> None:
 def test_nothing_is_asked_for_by_a_run_without_allocations() -> None:
     story = Story(policy=REPLACING)
     assert [d.rule for d in decide(story.state, story.now, REPLACING)] == ["launch"]
+
+
+def test_a_run_grows_onto_nodes_that_stay_and_no_others() -> None:
+    story = running(nodes=3, spares=0, policy=policy(min_nodes=2, replace_nodes=True))
+    story.stages(5).uploads(5).commits(5).loses("n2")
+    story.decides()
+    story.stops().judged("node_lost", "node", node="n2").decides()
+    (ask,) = story.confirms().steps(6).decides()
+    story.says(ev.ActionDone(key=ask.key, ok=True, detail="job-2")).joins("n9", job="job-2")
+    drained(story, "n9")
+    assert [d.action for d in story.decides()] == [Launch(nodes=1), GiveBack(job="job-2")]
+
+
+def test_ranks_that_have_begun_to_finish_are_not_moved() -> None:
+    story = drained(running().exits(0), "n2")
+    assert [type(d.action) for d in story.decides()] == [Launch]
+    story.exits(1, 2, 3).says(ev.AgentWarned(node="n1", signal="USR2", left_s=float("inf")))
+    assert story.attempt.is_finished

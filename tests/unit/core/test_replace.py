@@ -173,7 +173,110 @@ def test_a_cancelled_request_that_never_had_nodes_stops_nothing() -> None:
     story = recovered(running(), "n2")
     gives(story, "job-2").says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
     story.says(ev.JobObserved(job="job-2", state="gone", ending=Ending.CANCELLED))
-    assert story.state.allocations[-1].given_at is not None or story.decides() == []
+    assert story.decides() == []
+    assert launches(story.later(16)) == [Launch(nodes=1)]
+
+
+def test_the_first_request_is_the_run_and_who_cancels_it_stops_the_run() -> None:
+    story = Story(policy=REPLACING).launched()
+    story.says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.CANCELLED))
+    assert story.decides_one().action == Finish(outcome=Outcome.STOPPED)
+
+
+def test_a_scancel_that_no_agent_had_time_to_tell_of_stops_the_run_as_well() -> None:
+    story = lost(running(), "n1", "n2", "n3")
+    assert not any(isinstance(d.action, GiveBack) for d in story.decides())
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.CANCELLED))
+    assert story.decides()[-1].action == Finish(outcome=Outcome.STOPPED)
+
+
+def test_an_allocation_whose_agents_are_all_gone_is_given_back_in_the_end() -> None:
+    story = lost(running(), "n1", "n2", "n3")
+    story.decides()
+    assert GiveBack(job="job-1") in [d.action for d in story.later(91).decides()]
+
+
+def test_an_end_that_is_known_is_not_forgotten() -> None:
+    story = running().says(ev.JobObserved(job="job-1", state="gone", ending=Ending.CANCELLED))
+    story.says(ev.JobObserved(job="job-1", state="running"))
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.UNKNOWN))
+    assert story.state.allocations[0].ending is Ending.CANCELLED
+
+
+def test_nodes_on_which_no_agent_ever_starts_are_given_back() -> None:
+    story = gives(recovered(running(), "n2"), "job-2")
+    assert story.later(120).decides() == []
+    again, back = story.later(1).decides()
+    assert (again.action, back.action) == (Launch(nodes=1), GiveBack(job="job-2"))
+
+
+def test_requests_whose_agents_never_come_are_not_made_for_ever() -> None:
+    story = recovered(running(), "n2")
+    for _ in range(200):
+        newest = story.state.allocations[-1]
+        if newest.phase is AllocationPhase.ASKED:
+            gives(story, f"job-{len(story.state.allocations)}")
+        for decision in story.later(20).decides():
+            if isinstance(decision.action, GiveBack):
+                story.done(decision)
+    assert len(story.state.allocations) == 1 + MOST_FRUITLESS
+    assert all(a.given_back for a in story.state.allocations[1:])
+    assert not story.state.outcome
+
+
+def test_spares_that_served_for_a_while_are_no_requests_that_brought_nothing() -> None:
+    story = recovered(running(), "n2")
+    for n in range(2, 2 + 2 * MOST_FRUITLESS):
+        gives(story, f"job-{n}").joins(f"n{n + 8}", job=f"job-{n}")
+        assert story.later(3600).decides() == []
+        story.says(ev.JobObserved(job=f"job-{n}", state="gone", ending=Ending.FAILED))
+        assert launches(story.loses(f"n{n + 8}")) == [Launch(nodes=1)]
+
+
+def test_a_spare_that_goes_as_soon_as_it_came_brought_nothing() -> None:
+    story = gives(recovered(running(), "n2"), "job-2").joins("n9", job="job-2")
+    story.later(5).says(ev.JobObserved(job="job-2", state="gone", ending=Ending.FAILED))
+    assert launches(story.loses("n9")) == []
+    assert launches(story.later(16)) == [Launch(nodes=1)]
+
+
+def test_time_limits_within_which_no_step_is_made_are_not_met_for_ever() -> None:
+    story = Story(policy=REPLACING)
+    for n in range(1, 1 + MOST_FRUITLESS):
+        for _ in range(100):
+            if story.later(10).decides() and story.state.allocations[-1].job == "":
+                break
+        gives(story, f"job-{n}").joins("n1", "n2", "n3", incarnation=f"i{n}", job=f"job-{n}")
+        ended = ev.JobObserved(job=f"job-{n}", state="gone", ending=Ending.TIME_LIMIT)
+        story.later(3600).says(ended).loses("n1").loses("n2").loses("n3")
+    end = story.later(1000).decides()[-1]
+    assert end.action == Finish(outcome=Outcome.FAILED)
+
+
+def test_an_allocation_that_is_held_too_often_counts_as_one_that_brought_nothing() -> None:
+    story = gives(recovered(running(), "n2"), "job-2")
+    for _ in range(3):
+        story.says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+        story.done(story.decides_one())
+        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+    story.says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    assert story.decides_one().action == GiveBack(job="job-2")
+    assert launches(story.later(14)) == []
+    assert launches(story.later(2)) == [Launch(nodes=1)]
+
+
+def test_one_held_allocation_on_its_way_out_does_not_hide_another() -> None:
+    story = gives(recovered(running(nodes=3), "n2"), "job-2")
+    story.says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    for _ in range(3):
+        story.done(story.decides_one())
+        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+        story.says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    assert GiveBack(job="job-2") in [d.action for d in story.decides()]
+    assert launches(story.later(1000)) == [Launch(nodes=1)]
+    gives(story, "job-3").says(ev.JobObserved(job="job-3", state="held", why="launch failed"))
+    assert [d.rule for d in story.decides()] == ["unhold"]
 
 
 def test_a_request_that_is_not_needed_any_more_is_taken_back() -> None:
