@@ -3,7 +3,7 @@
 from orchestrator.core.actions import Decision, GiveBack, Unhold
 from orchestrator.core.placement import count_good, place
 from orchestrator.core.policy import Policy
-from orchestrator.core.rules.launch import ENDING_S, is_coming
+from orchestrator.core.rules.launch import ENDING_S, is_coming, unwanted
 from orchestrator.core.rules.operator import upload_settled
 from orchestrator.core.rules.verdicts import fail, is_pending, make
 from orchestrator.core.state import Allocation, AllocationPhase, State
@@ -23,8 +23,7 @@ def unhold(state: State, now: float, policy: Policy) -> Decision | None:
             return make(state, "unhold", GiveBack(job=held.job), reason, (held.seq,), held.seq)
         reason = f"allocation {held.job} is held after {held.unheld} failed launches: {held.why}"
         return fail(state, "unhold", reason, (held.seq,))
-    names = tuple(sorted({*state.ledger, *(n.name for n in state.nodes.values() if n.excluded)}))
-    action = Unhold(job=held.job, exclude=names)
+    action = Unhold(job=held.job, exclude=unwanted(state))
     reason = f"allocation {held.job} is held: {held.why}"
     return make(state, "unhold", action, reason, (held.seq,), held.seq)
 

@@ -64,11 +64,21 @@ def replace(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if now < _next_request_at(state, now):
         return None
-    names = tuple(sorted({*state.ledger, *(n.name for n in state.nodes.values() if n.excluded)}))
     reason = f"{missing} of {state.run.nodes + state.run.spares} nodes are missing: {gone(state)}"
-    action = Launch(nodes=missing, exclude=names)
+    action = Launch(nodes=missing, exclude=unwanted(state))
     evidence = tuple(sorted({a.seq for a in state.allocations[-1:]}))
     return make(state, "replace", action, reason, evidence, state.seq)
+
+
+def unwanted(state: State) -> tuple[str, ...]:
+    """Return the nodes that a further allocation must not have.
+
+    Those that cannot be used, and those that the run has and keeps: a node that is shared between
+    jobs would otherwise be given a second time.
+    """
+    barred = (n.name for n in state.nodes.values() if n.excluded or (n.alive and n.unfit))
+    kept = (n.name for n in state.nodes.values() if n.is_usable)
+    return tuple(sorted({*state.ledger, *barred, *kept}))
 
 
 def _is_recovering(state: State, now: float) -> bool:
