@@ -59,7 +59,7 @@ def check_launch(world: World, action: Launch) -> None:
     state = world.state
     assert not any(isinstance(p.action, Launch) for p in state.pending.values())
     wanted = world.nodes + world.spares
-    assert 0 < action.nodes
+    assert action.nodes > 0
     assert count_good(state) + coming(state, world.now) + action.nodes <= wanted
     assert set(action.exclude) >= {n.name for n in state.nodes.values() if n.excluded}
     assert barren(world) < MOST_FRUITLESS + wanted, "asks for ever for what does not come"
@@ -114,8 +114,8 @@ def cancelled(world: World) -> bool:
         if isinstance(event, ev.DecisionMade) and isinstance(event.decision.action, GiveBack):
             ours.add(event.decision.action.job)
         if isinstance(event, ev.JobObserved) and event.ending is Ending.CANCELLED:
-            job = world.site.jobs[event.job]
-            if job.had_nodes and event.job not in ours:
+            is_run = world.site.jobs[event.job].had_nodes or len(world.state.allocations) == 1
+            if is_run and event.job not in ours:
                 return True
     return False
 
@@ -127,9 +127,9 @@ def barren(world: World) -> int:
         match event:
             case ev.DecisionMade(decision=Decision(action=Launch())):
                 count += 1
-            case ev.DecisionMade(decision=Decision(action=GiveBack())):
-                count = 0
-            case ev.JobObserved(ending=Ending.PREEMPTED | Ending.TIME_LIMIT):
+            case ev.DecisionMade(decision=Decision(action=GiveBack(), rule="give_back")):
+                count = 0 if "has all" in event.decision.reason else count
+            case ev.JobObserved(ending=Ending.PREEMPTED):
                 count = 0
             case ev.PhaseReached(phase="first_step"):
                 count = 0

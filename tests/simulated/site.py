@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.simulated.agents import Agent
     from tests.simulated.world import World
 
+LEFT_S = 25.0
 HELD = "launch failed requeued held"
 
 
@@ -40,6 +41,7 @@ class Site:
 
     Attributes:
         gone: Agents whose process ended with their job, not noticed yet.
+        leave_at: When agents that got SIGTERM leave, whatever becomes of their job.
         spoken: What persons and other runs exclude.
         noted: What this run excludes.
     """
@@ -48,6 +50,7 @@ class Site:
     jobs: dict[str, Job] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     gone: list["Agent"] = field(default_factory=list)
+    leave_at: dict[str, float] = field(default_factory=dict)
     spoken: dict[str, str] = field(default_factory=dict)
     noted: dict[str, str] = field(default_factory=dict)
     leaving: dict[str, str] = field(default_factory=dict)
@@ -127,6 +130,10 @@ class Site:
     def is_noticed(self, world: "World") -> None:
         """Agents of jobs that ended are gone, and a look at each job tells what is new."""
         self.kills_agents(world)
+        for name, at in tuple(self.leave_at.items()):
+            if at <= world.now and name in world.agents:
+                self.gone.append(world.agents.pop(name))
+        self.leave_at = {n: at for n, at in self.leave_at.items() if at > world.now}
         while self.gone:
             agent = self.gone.pop()
             world.loses_agent(agent, silent_s=1.0)
@@ -167,4 +174,6 @@ class Site:
     def warns(self, world: "World", job: Job, signal: str, which: Callable[[str], bool]) -> None:
         for name in job.members:
             if name in world.agents and which(name):
-                world.agents[name].fact(ev.AgentWarned(node=name, signal=signal, left_s=25.0))
+                world.agents[name].fact(ev.AgentWarned(node=name, signal=signal, left_s=LEFT_S))
+                if signal == "TERM":
+                    self.leave_at[name] = world.now + LEFT_S

@@ -3,7 +3,7 @@
 from orchestrator.core.actions import Decision, GiveBack, Unhold
 from orchestrator.core.placement import count_good, place
 from orchestrator.core.policy import Policy
-from orchestrator.core.rules.launch import ENDING_S, is_coming, unwanted
+from orchestrator.core.rules.launch import is_coming, is_deserted, unwanted
 from orchestrator.core.rules.operator import upload_settled
 from orchestrator.core.rules.verdicts import fail, is_pending, make
 from orchestrator.core.state import Allocation, AllocationPhase, State
@@ -35,7 +35,7 @@ def give_back(state: State, now: float, policy: Policy) -> Decision | None:
     for allocation in state.living_allocations:
         if not allocation.job or allocation.given_back or is_pending(state, GiveBack):
             continue
-        if state.is_being_ended(allocation):
+        if state.is_being_ended(allocation) and not is_deserted(state, allocation, now):
             continue  # by whom is to be known, and it ends without us
         reason = _needless(state, allocation, now) or _useless(state, allocation, now, policy)
         if reason:
@@ -67,8 +67,10 @@ def _useless(state: State, allocation: Allocation, now: float, policy: Policy) -
     if not allocation.job or allocation.is_waiting or is_coming(state, allocation, now):
         return ""
     own = state.members(allocation)
-    if any(state.nodes[name].is_good for name in own) or _is_just_lost(state, own, now):
+    if any(state.nodes[name].is_good for name in own):
         return ""
+    if own and not (_has_agents(state, own) or is_deserted(state, allocation, now)):
+        return ""  # it may be over, and who ended it is to be told first
     attempt = state.attempt
     if attempt is not None and attempt.is_live:
         if set(own) & set(attempt.manned) or attempt.first_step_at is None:
@@ -78,10 +80,5 @@ def _useless(state: State, allocation: Allocation, now: float, policy: Policy) -
     return f"none of its {allocation.nodes} nodes is of use any more"
 
 
-def _is_just_lost(state: State, own: tuple[str, ...], now: float) -> bool:
-    """Whether all its agents are gone: it may be over, and who ended it is to be told first."""
-    nodes = [state.nodes[name] for name in own]
-    if not nodes or any(node.alive for node in nodes):
-        return False
-    lost_at = max(node.lost_at or 0.0 for node in nodes)
-    return state.waited_s(lost_at, now) <= ENDING_S
+def _has_agents(state: State, names: tuple[str, ...]) -> bool:
+    return any(state.nodes[name].alive for name in names)

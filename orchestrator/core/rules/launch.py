@@ -115,6 +115,14 @@ def is_coming(state: State, allocation: Allocation, now: float) -> bool:
     return state.waited_s(allocation.given_at, now) <= state.policy.launch_timeout_s
 
 
+def is_deserted(state: State, allocation: Allocation, now: float) -> bool:
+    """Whether all its agents have been gone for so long that its end would have been told."""
+    nodes = [state.nodes[name] for name in state.members(allocation)]
+    if not nodes or any(node.alive for node in nodes):
+        return False
+    return state.waited_s(max(node.lost_at or 0.0 for node in nodes), now) > ENDING_S
+
+
 def fruitless(state: State, now: float) -> tuple[Allocation, ...]:
     """Return the allocations asked for since the last new step of which nothing came."""
     attempt = state.attempt
@@ -179,6 +187,8 @@ def _is_ending_unknown(state: State, now: float) -> bool:
         if a.given_back or not state.is_being_ended(a):
             continue
         if not a.is_over:
+            if is_deserted(state, a, now):
+                continue  # only its agents were told to end
             return True
         is_told = a.ending not in (None, Ending.UNKNOWN)
         if not is_told and state.waited_s(a.over_at or 0.0, now) <= ENDING_S:

@@ -336,3 +336,11 @@ def test_an_allocation_that_is_held_again_and_again_ends_the_run() -> None:
     decision = story.says(held).decides()[0]
     assert decision.action == Finish(outcome=Outcome.FAILED)
     assert "3 failed launches" in decision.reason
+
+
+def test_an_allocation_whose_agents_alone_were_told_to_end_is_given_back_and_replaced() -> None:
+    story = gives(recovered(running(), "n2"), "job-2").joins("n9", job="job-2")
+    story.says(ev.AgentWarned(node="n9", signal="TERM", left_s=25.0)).later(25).loses("n9")
+    assert story.later(89).decides() == []
+    again, back = story.later(2).decides()
+    assert (again.action.nodes, back.action) == (1, GiveBack(job="job-2"))  # type: ignore[union-attr]
