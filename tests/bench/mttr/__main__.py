@@ -24,8 +24,6 @@ from tests.integration.devclusters import WHY_NOT
 OURS = 5
 THEIRS = 2
 QUICK = "left out by --quick"
-# Ours is asked to see a lost node after two seconds without a word from it; the default is 15.
-TIMEOUTS = "agent_lost_s = 2.0"
 
 FAULTS = {
     "rank": "rank SIGKILL",
@@ -69,13 +67,13 @@ class Bench:
         def measure() -> None:
             if fault in ("node", "host"):
                 for _ in range(times):
-                    with ours.started(self._machine, TIMEOUTS) as run:
+                    with ours.started(self._machine) as run:
                         place = 1 if fault == "node" else 0
                         found.ours.append(ours.node_lost(self._machine, run, place))
                         say(f"  ours: {found.ours[-1].total_s:.2f} s, load {load()}")
                 return
             act = ours.rank_killed if fault == "rank" else ours.rank_stopped
-            with ours.started(self._machine, TIMEOUTS) as run:
+            with ours.started(self._machine) as run:
                 for number in range(times):
                     if number:
                         ours.settle(run)

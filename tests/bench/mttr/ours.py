@@ -41,7 +41,8 @@ interval_steps = 20
 tune = false
 [timeouts]
 step_s = 10.0
-{timeouts}
+kill_grace_s = 2.0
+leave_s = 4.0
 [budget]
 process = 1000
 node = 1000
@@ -81,7 +82,7 @@ class OurRun(Run):
 
 
 @contextmanager
-def started(machine: m.Machine, timeouts: str) -> Iterator[OurRun]:
+def started(machine: m.Machine) -> Iterator[OurRun]:
     """Start a run and wait until it trains and has saved; afterwards the nodes are idle again."""
     folder = machine.new_folder("ours")
     toml = folder / "run.toml"
@@ -92,7 +93,6 @@ def started(machine: m.Machine, timeouts: str) -> Iterator[OurRun]:
         step_s=STEP_S,
         ranks=RANKS_PER_NODE,
         store=folder / "store",
-        timeouts=timeouts,
         host=machine.cluster.env()["DEVCLUSTER_ADDRESS"],
     )
     (folder / "store").mkdir()
