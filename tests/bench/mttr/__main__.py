@@ -37,10 +37,10 @@ FAULTS = {
 class Findings:
     """What was measured of one fault, and why something was not."""
 
-    ours: list[ours.Recovery] = field(default_factory=list)
-    why_ours: str = ""
-    theirs: dict[str, list[theirs.Recovery]] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
+    recoveries: list[ours.Recovery] = field(default_factory=list)
+    why_none: str = ""
+    peers: dict[str, list[theirs.Recovery]] = field(default_factory=dict)
+    why_no_peer: dict[str, str] = field(default_factory=dict)
 
 
 class Bench:
@@ -69,19 +69,19 @@ class Bench:
                 for _ in range(times):
                     with ours.started(self._machine) as run:
                         place = 1 if fault == "node" else 0
-                        found.ours.append(ours.node_lost(self._machine, run, place))
-                        say(f"  ours: {found.ours[-1].total_s:.2f} s, load {load()}")
+                        found.recoveries.append(ours.node_lost(self._machine, run, place))
+                        say(f"  ours: {found.recoveries[-1].total_s:.2f} s, load {load()}")
                 return
             act = ours.rank_killed if fault == "rank" else ours.rank_stopped
             with ours.started(self._machine) as run:
                 for number in range(times):
                     if number:
                         ours.settle(run)
-                    found.ours.append(act(run, number))
-                    say(f"  ours: {found.ours[-1].total_s:.2f} s, load {load()}")
+                    found.recoveries.append(act(run, number))
+                    say(f"  ours: {found.recoveries[-1].total_s:.2f} s, load {load()}")
 
         if times:
-            found.why_ours = attempt("ours", measure) or found.why_ours
+            found.why_none = attempt("ours", measure) or found.why_none
 
     def _take_theirs(self, fault: str, found: Findings) -> None:
         for peer, measure in self._peers(fault).items():
@@ -90,12 +90,12 @@ class Bench:
                 measure: Callable[[], list[theirs.Recovery]] = measure, to: str = peer
             ) -> None:
                 taken = measure()
-                found.theirs.setdefault(to, []).extend(taken)
+                found.peers.setdefault(to, []).extend(taken)
                 for recovery in taken:
                     say(f"  {to}: {recovery.total_s:.1f} s, load {load()}")
 
             if why := attempt(peer, once):
-                found.why[peer] = why
+                found.why_no_peer[peer] = why
 
     def _peers(self, fault: str) -> dict[str, Callable[[], list[theirs.Recovery]]]:
         machine = self._machine
@@ -132,9 +132,9 @@ def attempt(who: str, measure: Callable[[], None]) -> str:
 def table(fault: str, found: Findings) -> list[rows.Row]:
     """Return the rows of one fault."""
     name = FAULTS[fault]
-    parts = rows.phases(name, found.ours)
+    parts = rows.phases(name, found.recoveries)
     if fault == "hang":
-        return [*rows.hang(found.ours, found.why_ours), *parts]
+        return [*rows.hang(found.recoveries, found.why_none), *parts]
     targets = {
         "rank": [(theirs.RESTARTS, 8.0)],
         "node": [(theirs.REQUEUE, 40.0), (theirs.ELASTIC, 10.0), (theirs.NVRX_ELASTIC, 10.0)],
@@ -143,11 +143,11 @@ def table(fault: str, found: Findings) -> list[rows.Row]:
     compared = [
         rows.compared(
             name,
-            found.ours,
+            found.recoveries,
             peer.name,
-            found.theirs.get(peer.name, []),
+            found.peers.get(peer.name, []),
             factor,
-            found.why_ours or found.why.get(peer.name, QUICK),
+            found.why_none or found.why_no_peer.get(peer.name, QUICK),
         )
         for peer, factor in targets
     ]
