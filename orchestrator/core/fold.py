@@ -236,7 +236,7 @@ def _without(table: dict[K, V], key: K) -> dict[K, V]:
 
 
 def _fault_judged(state: State, record: Record, event: ev.FaultJudged) -> State:
-    return attempts.judged(state, record, event)
+    return allocations.explained(attempts.judged(state, record, event))
 
 
 HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {

@@ -70,7 +70,7 @@ def observed(state: State, record: Record, event: ev.JobObserved) -> State:
         return replace(a, over_at=a.over_at or record.at, spared=spared)
 
     state = _change(state, lambda a: bool(a.job) and a.job == event.job, change)
-    return _explain(state, event)
+    return _explain(state, event.job, event.ending)
 
 
 def _trains_without(state: State, allocation: Allocation) -> bool:
@@ -80,19 +80,30 @@ def _trains_without(state: State, allocation: Allocation) -> bool:
     return not set(state.members(allocation)) & set(attempt.nodes)
 
 
-def _explain(state: State, event: ev.JobObserved) -> State:
+def explained(state: State) -> State:
+    """Tell the incident that was just judged what was known before of how its allocation ended."""
+    attempt = state.attempt
+    if attempt is None:
+        return state
+    jobs = {state.nodes[name].job for name in attempt.nodes if name in state.nodes}
+    for a in reversed(state.allocations):
+        if a.job in jobs and a.over_at is not None and a.over_at >= attempt.ordered_at:
+            return _explain(state, a.job, a.ending)
+    return state
+
+
+def _explain(state: State, job: str, ending: ev.Ending | None) -> State:
     """Tell the open incident why its allocation ended, now that it is known."""
     last = state.incidents[-1] if state.incidents else None
-    known = (ev.Ending.PREEMPTED, ev.Ending.TIME_LIMIT)
-    if last is None or last.fault != "allocation_ended" or event.ending not in known:
-        return state
-    if last.first_step_at is not None:
+    if last is None or last.fault != "allocation_ended" or last.first_step_at is not None:
         return state
     words = {
-        ev.Ending.PREEMPTED: f"allocation {event.job} was preempted",
-        ev.Ending.TIME_LIMIT: f"allocation {event.job} reached its time limit",
+        ev.Ending.PREEMPTED: f"allocation {job} was preempted",
+        ev.Ending.TIME_LIMIT: f"allocation {job} reached its time limit",
     }
-    told = replace(last, fault=event.ending.value, cause=words[event.ending])
+    if ending not in words:
+        return state
+    told = replace(last, fault=ending.value, cause=words[ending])
     return replace(state, incidents=(*state.incidents[:-1], told))
 
 

@@ -51,8 +51,11 @@ def check(world: World, decision: Decision) -> None:
     if isinstance(action, StartRanks | Launch):
         assert not cancelled(world), "goes on although a person ended it"
     if isinstance(action, Finish):
-        is_wanted = cancelled(world) or bool(world.state.stop_requested_seq)
-        assert is_wanted == (action.outcome is Outcome.STOPPED)
+        is_told = any(a.ending is Ending.CANCELLED for a in world.state.allocations)
+        if action.outcome is Outcome.STOPPED:
+            assert is_told or world.state.stop_requested_seq
+        else:
+            assert not cancelled(world)
 
 
 def check_launch(world: World, action: Launch) -> None:
@@ -107,16 +110,17 @@ def is_held(world: World, rank: int, key: tuple[int, int]) -> bool:
 
 
 def cancelled(world: World) -> bool:
-    """Whether it was told that a person ended an allocation that had nodes."""
-    assert world.site is not None
+    """Whether it was told that a person ended an allocation that had agents."""
     ours: set[str] = set()
+    manned: set[str] = set()
     for event in (r.event for r in world.records):
         if isinstance(event, ev.DecisionMade) and isinstance(event.decision.action, GiveBack):
             ours.add(event.decision.action.job)
-        if isinstance(event, ev.JobObserved) and event.ending is Ending.CANCELLED:
-            is_run = world.site.jobs[event.job].had_nodes or len(world.state.allocations) == 1
-            if is_run and event.job not in ours:
-                return True
+        if isinstance(event, ev.AgentJoined):
+            manned.add(event.job)
+        is_end = isinstance(event, ev.JobObserved) and event.ending is Ending.CANCELLED
+        if is_end and event.job in manned - ours:
+            return True
     return False
 
 
@@ -278,7 +282,8 @@ class SiteMachine(RunMachine):
                 assert not self.jobs()
                 return
             if attempt is not None and attempt.phase is AttemptPhase.RUNNING and world.whole():
-                if self.is_complete() or not self.is_kind:
+                has_stepped = attempt.first_step_at is not None
+                if has_stepped and (self.is_complete() or not self.is_kind):
                     return
                 world.trains(1)
             if not world.state.catalogue_read:
@@ -307,7 +312,8 @@ class SiteMachine(RunMachine):
         good = {n.name for n in state.nodes.values() if n.is_good}
         idle = [j for j in self.jobs() if not set(j.members) & set(state.attempt.nodes)]
         needless = [j for j in idle if len(good - set(j.members)) >= wanted]
-        return len(good) >= wanted and len(state.attempt.nodes) == self.world.nodes and not needless
+        is_whole = len(state.attempt.nodes) == self.world.nodes and len(good) >= wanted
+        return is_whole and good >= set(state.attempt.nodes) and not needless
 
 
 TestAllocations = SiteMachine.TestCase

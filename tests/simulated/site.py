@@ -9,7 +9,6 @@ from orchestrator.core.actions import Action, GiveBack, Launch, NoteNode, Unhold
 from orchestrator.core.events import Ending
 
 if TYPE_CHECKING:
-    from tests.simulated.agents import Agent
     from tests.simulated.world import World
 
 LEFT_S = 25.0
@@ -40,7 +39,6 @@ class Site:
     """All jobs of the run, the nodes that there are, and what the ledger says of them.
 
     Attributes:
-        gone: Agents whose process ended with their job, not noticed yet.
         leave_at: When agents that got SIGTERM leave, whatever becomes of their job.
         spoken: What persons and other runs exclude.
         noted: What this run excludes.
@@ -49,7 +47,6 @@ class Site:
     names: tuple[str, ...]
     jobs: dict[str, Job] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    gone: list["Agent"] = field(default_factory=list)
     leave_at: dict[str, float] = field(default_factory=dict)
     spoken: dict[str, str] = field(default_factory=dict)
     noted: dict[str, str] = field(default_factory=dict)
@@ -132,11 +129,18 @@ class Site:
         self.kills_agents(world)
         for name, at in tuple(self.leave_at.items()):
             if at <= world.now and name in world.agents:
-                self.gone.append(world.agents.pop(name))
+                world.agents.pop(name)
         self.leave_at = {n: at for n, at in self.leave_at.items() if at > world.now}
-        while self.gone:
-            agent = self.gone.pop()
-            world.loses_agent(agent, silent_s=1.0)
+        for node in tuple(world.state.nodes.values()):
+            if node.alive and node.name not in world.agents:
+                world.hears(
+                    ev.AgentLost(
+                        node=node.name,
+                        incarnation=node.incarnation,
+                        why="its agent's process is gone",
+                        silent_s=1.0,
+                    )
+                )
         for job in tuple(self.jobs.values()):
             self.is_looked_at(world, job)
 
@@ -145,7 +149,7 @@ class Site:
         for name, agent in tuple(world.agents.items()):
             if agent.job and self.jobs[agent.job].state == "gone":
                 world.late += agent.outbox[:3]
-                self.gone.append(world.agents.pop(name))
+                world.agents.pop(name)
 
     def is_looked_at(self, world: "World", job: Job, ending: Ending | None = None) -> None:
         known = next((a for a in world.state.allocations if a.job == job.number), None)

@@ -3,10 +3,10 @@
 from orchestrator.core.actions import Decision, GiveBack, Unhold
 from orchestrator.core.placement import count_good, place
 from orchestrator.core.policy import Policy
-from orchestrator.core.rules.launch import is_coming, is_deserted, unwanted
+from orchestrator.core.rules.launch import ENDING_S, is_coming, is_deserted, unwanted
 from orchestrator.core.rules.operator import upload_settled
 from orchestrator.core.rules.verdicts import fail, is_pending, make
-from orchestrator.core.state import Allocation, AllocationPhase, State
+from orchestrator.core.state import Allocation, AllocationPhase, Node, State
 
 MOST_UNHELD = 3
 
@@ -18,7 +18,7 @@ def unhold(state: State, now: float, policy: Policy) -> Decision | None:
     if held is None or is_pending(state, Unhold):
         return None
     if held.unheld >= MOST_UNHELD:
-        if state.attempt is not None and state.attempt.is_live:
+        if state.attempt is not None and policy.replace_nodes:  # others may be asked for
             reason = f"allocation {held.job} is held after {held.unheld} failed launches"
             return make(state, "unhold", GiveBack(job=held.job), reason, (held.seq,), held.seq)
         reason = f"allocation {held.job} is held after {held.unheld} failed launches: {held.why}"
@@ -69,7 +69,7 @@ def _useless(state: State, allocation: Allocation, now: float, policy: Policy) -
     own = state.members(allocation)
     if any(state.nodes[name].is_good for name in own):
         return ""
-    if own and not (_has_agents(state, own) or is_deserted(state, allocation, now)):
+    if any(_is_just_lost(state, state.nodes[name], now) for name in own):
         return ""  # it may be over, and who ended it is to be told first
     attempt = state.attempt
     if attempt is not None and attempt.is_live:
@@ -80,5 +80,6 @@ def _useless(state: State, allocation: Allocation, now: float, policy: Policy) -
     return f"none of its {allocation.nodes} nodes is of use any more"
 
 
-def _has_agents(state: State, names: tuple[str, ...]) -> bool:
-    return any(state.nodes[name].alive for name in names)
+def _is_just_lost(state: State, node: Node, now: float) -> bool:
+    is_lost = not node.alive and node.lost_at is not None
+    return is_lost and state.waited_s(node.lost_at or 0.0, now) <= ENDING_S

@@ -344,3 +344,36 @@ def test_an_allocation_whose_agents_alone_were_told_to_end_is_given_back_and_rep
     assert story.later(89).decides() == []
     again, back = story.later(2).decides()
     assert (again.action.nodes, back.action) == (1, GiveBack(job="job-2"))  # type: ignore[union-attr]
+
+
+def test_a_further_request_that_is_held_too_often_does_not_end_the_run() -> None:
+    story = gives(lost(running(spares=0), "n2"), "job-1")
+    story.decides()
+    gives(story, "job-2")
+    for _ in range(3):
+        story.says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+        story.done(next(d for d in story.decides() if d.rule == "unhold"))
+        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+    story.says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    assert GiveBack(job="job-2") in [d.action for d in story.decides()]
+    assert launches(story.later(16)) == [1]
+
+
+def test_an_allocation_is_not_given_back_while_its_agents_go() -> None:
+    story = running(spares=0).says(ev.LedgerRead(excluded={"n1": "fan"}, excluded_lately=0))
+    lost(story, "n2")
+    assert not any(isinstance(d.action, GiveBack) for d in story.decides())
+    assert GiveBack(job="job-1") in [d.action for d in story.later(91).decides()]
+
+
+def test_an_ending_that_is_told_before_the_verdict_explains_it_as_well() -> None:
+    story = running()
+    for name in ("n1", "n2", "n3"):
+        story.says(ev.AgentWarned(node=name, signal="TERM", left_s=25.0))
+    story.decides()
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
+    story.loses("n1").loses("n2").judged("allocation_ended", "free")
+    assert (story.incident.fault, story.incident.cause) == (
+        "preempted",
+        "allocation job-1 was preempted",
+    )
