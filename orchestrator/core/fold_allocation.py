@@ -112,7 +112,16 @@ def unheld(state: State, record: Record, action: Unhold) -> State:
     return _change(
         state,
         lambda a: a.job == action.job,
-        lambda a: replace(a, unheld=a.unheld + 1, seq=record.seq),
+        lambda a: replace(a, unheld=a.unheld + 1, unheld_at=record.at, seq=record.seq),
+    )
+
+
+def let_go(state: State, job: str) -> State:
+    """A held allocation was let go: it waits again, until it is seen to be held again."""
+    return _change(
+        state,
+        lambda a: a.job == job and a.phase is AllocationPhase.HELD,
+        lambda a: replace(a, phase=AllocationPhase.QUEUED, why="let go after a failed launch"),
     )
 
 

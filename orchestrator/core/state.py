@@ -60,6 +60,7 @@ class Allocation:
         over_at: When it was refused, given back or seen to be gone.
         spared: It had all its nodes and ended while an attempt trained without them.
         unheld: How often it was let go after a failed launch.
+        unheld_at: When that was decided last.
         given_back: The run itself ended it.
     """
 
@@ -77,6 +78,7 @@ class Allocation:
     over_at: float | None = None
     spared: bool = False
     unheld: int = 0
+    unheld_at: float | None = None
     given_back: bool = False
 
     @property

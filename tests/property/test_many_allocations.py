@@ -146,12 +146,13 @@ def barren(world: World) -> int:
 class SiteMachine(RunMachine):
     """A run of three nodes and a spare that may have fewer, at a site with a few more."""
 
-    @initialize(calm=mostly, is_kind=mostly)
-    def begins(self, calm: bool, is_kind: bool) -> None:
+    @initialize(calm=mostly, is_kind=mostly, prompt=st.booleans())
+    def begins(self, calm: bool, is_kind: bool, prompt: bool) -> None:
         self.site, self.is_kind = Site(NAMES), is_kind
         self.world = World(
             REPLACING, nodes=3, spares=1, ranks_per_node=1, site=self.site, check=check
         )
+        self.world.judges_at_once = prompt
         self.committed: set[tuple[int, int]] = set()
         self.answered: list[str] = []
         if calm:

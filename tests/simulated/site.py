@@ -92,6 +92,11 @@ class Site:
     def job_of(self, node: str) -> str:
         return next((j.number for j in self.living("running") if node in j.members), "")
 
+    def prepares(self, node: str) -> str:
+        """An agent is about to start on a node: nobody told this one to leave."""
+        self.leave_at.pop(node, None)
+        return self.job_of(node)
+
     def gives_nodes(self, job: Job) -> tuple[str, ...]:
         """A queued job gets nodes that no other has, if there are enough; they are still empty."""
         taken = {name for other in self.living("running") for name in other.members}
@@ -121,6 +126,14 @@ class Site:
             for name in job.members:
                 if name not in world.agents:
                     world.boots(name)
+
+    def loses_nodes(self, world: "World", *names: str) -> None:
+        """Nodes fail; their jobs go on without them."""
+        for job in self.living("running"):
+            job.members = tuple(n for n in job.members if n not in names)
+        self.names = tuple(n for n in self.names if n not in names)
+        for name in names:
+            world.agents.pop(name, None)
 
     # What is seen of it.
 

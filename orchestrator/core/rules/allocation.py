@@ -3,7 +3,7 @@
 from orchestrator.core.actions import Decision, GiveBack, Unhold
 from orchestrator.core.placement import count_good, place
 from orchestrator.core.policy import Policy
-from orchestrator.core.rules.launch import ENDING_S, is_coming, is_deserted, unwanted
+from orchestrator.core.rules.launch import ENDING_S, FIRST_PAUSE_S, is_coming, is_deserted, unwanted
 from orchestrator.core.rules.operator import upload_settled
 from orchestrator.core.rules.verdicts import fail, is_pending, make
 from orchestrator.core.state import Allocation, AllocationPhase, Node, State
@@ -17,6 +17,8 @@ def unhold(state: State, now: float, policy: Policy) -> Decision | None:
     held = next(found, None)
     if held is None or is_pending(state, Unhold):
         return None
+    if held.unheld_at is not None and state.waited_s(held.unheld_at, now) <= FIRST_PAUSE_S:
+        return None  # what is seen may be from before it was let go
     if held.unheld >= MOST_UNHELD:
         if state.attempt is not None and policy.replace_nodes:  # others may be asked for
             reason = f"allocation {held.job} is held after {held.unheld} failed launches"
