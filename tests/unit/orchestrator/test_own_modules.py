@@ -36,7 +36,9 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith("chec
 
 
 def test_nothing_of_everstep_is_left_to_import_when_ranks_restore(tmp_path: Path) -> None:
-    url = (tmp_path / "store").as_uri()
+    folder = tmp_path / "store"
+    folder.mkdir()
+    url = folder.as_uri()
     _commit(url, tmp_path / "arena")
     argv = [sys.executable, "-c", RESTORE, url, *OWN_MODULES]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
