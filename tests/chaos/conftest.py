@@ -19,7 +19,7 @@ OPTIONS = ["--nodes", "5", "--gpus", "0", "--shm-size", "192m", "--grace", "10"]
 SETTINGS = {
     # Long enough that Slurm forgives a partition which everstep has acted on meanwhile.
     "SlurmdTimeout": "20",
-    "KillWait": "3",
+    "KillWait": "10",
 }
 
 

@@ -66,7 +66,7 @@ agent_lost_s = 4.0
 step_s = 30.0
 init_s = 60.0
 kill_grace_s = 1.0
-leave_s = 2.0
+leave_s = 8.0
 launch_s = 60.0
 start_s = 30.0
 {timeouts}
