@@ -70,7 +70,9 @@ def undisturbed(
 
 
 @pytest.fixture
-def tell(cluster: Devcluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeStory]:
+def tell(
+    cluster: Devcluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[MakeStory]:
     """Make a story on a cluster that is whole, and make it whole again."""
     make_whole(cluster)
     stories: list[Story] = []

@@ -160,7 +160,9 @@ class Story(Run):
         wanted = self.setting.count + self.setting.spares
         self.wait(
             "all nodes and a checkpoint",
-            lambda state: bool(state.commits) and is_stepping(state) and len(living(state)) == wanted,
+            lambda state: (
+                bool(state.commits) and is_stepping(state) and len(living(state)) == wanted
+            ),
         )
         self.mark("trains and has saved")
 
@@ -249,7 +251,9 @@ class Story(Run):
 
     def starts(self) -> list[StartRanks]:
         """Return all decisions to start ranks, oldest first."""
-        made = [record.event for record in self.records if isinstance(record.event, ev.DecisionMade)]
+        made = [
+            record.event for record in self.records if isinstance(record.event, ev.DecisionMade)
+        ]
         return [d.decision.action for d in made if isinstance(d.decision.action, StartRanks)]
 
     def jobs(self) -> list[str]:
@@ -316,7 +320,9 @@ class Story(Run):
                 for shard in event.shards:
                     staged.setdefault((shard.step, shard.attempt), record.at)
             elif isinstance(event, ev.CheckpointCommitted) and not self.gate_was_open(record):
-                longest = max(longest, record.at - staged.get((event.step, event.attempt), record.at))
+                longest = max(
+                    longest, record.at - staged.get((event.step, event.attempt), record.at)
+                )
         return math.ceil(longest / STEP_S) + 1
 
     def gate_was_open(self, record: Record) -> bool:

@@ -3,12 +3,15 @@
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from deploy.demo.processes import kill
 from deploy.devcluster.client import Devcluster
+from orchestrator.core.ledger import NodeIncident
+from orchestrator.ledger import FILE_NAME, Ledger
 from tests.chaos.conftest import MakeStory
 from tests.chaos.story import DATA, RANKS, Story
 from tests.integration.command_line import everstep
@@ -31,6 +34,46 @@ def test_a_node_that_kills_its_ranks_three_times_is_excluded_for_all_runs(
     known = ledger(story)
     assert [(node["name"], node["state"]) for node in known] == [(bad, "excluded")]
     assert story.sums() == undisturbed
+
+
+@pytest.mark.parametrize(
+    "known",
+    [("node4", "node5"), tuple(f"rack{n}" for n in range(10))],
+    ids=["two of this cluster", "ten that it lacks"],
+)
+def test_no_further_node_is_excluded_once_many_were(
+    tell: MakeStory, cluster: Devcluster, undisturbed: dict[str, str], known: tuple[str, ...]
+) -> None:
+    story = tell(budget=f"node_strikes = 1\nexclusion_limit = {len(known)}")
+    excluded_by_another_run(story, known)
+    story.begin()
+    placed = story.nodes
+    assert not set(placed) & set(known)
+    kill(story.living_ranks(placed[1], 1)[0].pid)
+    story.goes_on(2)
+    assert story.nodes == placed, "with one strike it would have been excluded"
+    (incident,) = story.finish()
+    assert (incident.fault, incident.node) == ("rank_killed", placed[1])
+    states = {node["name"]: node["state"] for node in ledger(story)}
+    assert [name for name, state in states.items() if state == "excluded"] == list(known)
+    assert story.sums() == undisturbed
+
+
+def excluded_by_another_run(story: Story, nodes: tuple[str, ...]) -> None:
+    """Have all these nodes in the ledger, as if their whole rack had failed under another run."""
+    story.config.run.dir.mkdir()
+    book = Ledger(story.config.run.dir / FILE_NAME)
+    for number, node in enumerate(nodes, start=1):
+        incident = NodeIncident(
+            at=time.time(),
+            node=node,
+            run="another",
+            incident=number,
+            fault="rank_killed",
+            cause="killed by SIGKILL",
+            excluded_s=3600.0,
+        )
+        book.note(incident)
 
 
 def ledger(story: Story) -> list[dict[str, object]]:
