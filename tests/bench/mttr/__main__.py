@@ -57,7 +57,7 @@ class Bench:
     def take(self, fault: str) -> Findings:
         """Measure one fault: half of ours, each peer once, and so on."""
         found = Findings()
-        turns = max(1, self._theirs)
+        turns = self._theirs if self._theirs and self._peers(fault) else 1
         for turn in range(turns):
             share = self._ours // turns + (turn < self._ours % turns)
             self._take_ours(fault, share, found)
