@@ -28,9 +28,10 @@ check: $(INSTALLED) ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED) ## measure stall, upload and training speed against named peers
+bench: $(INSTALLED) ## measure saving, training and recovery against named peers (40 min)
 	$(BIN)/python -m tests.bench.checkpoint
 	$(BIN)/python -m tests.bench.train
+	$(BIN)/python -m tests.bench.mttr
 
 install: $(INSTALLED) ## create .venv only
 

@@ -207,10 +207,14 @@ class Executor:
             )
             for node_rank in range(len(start.nodes))
         ]
+        # Rank 0 listens for the others; torch lets who comes too early sleep up to 0.75 s.
+        head = await self._order(first, f"{key}/{first}", bodies[0], timeout_s)
+        if not head.ok:
+            return False, head.detail
         outcomes = await asyncio.gather(
             *(
                 self._order(node, f"{key}/{node}", body, timeout_s)
-                for node, body in zip(start.nodes, bodies, strict=True)
+                for node, body in zip(start.nodes[1:], bodies[1:], strict=True)
             )
         )
         return _all(outcomes)
