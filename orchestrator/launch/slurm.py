@@ -145,14 +145,16 @@ class SlurmLauncher:
     def _living(self, jobs: Sequence[str] | None) -> list[JobView]:
         """Return those of the jobs that wait or run; without any, look for all of the run's.
 
-        Whoever submitted one of them may have ended before it noted that.
+        Whoever submitted one of them may have ended before it noted that. A number may belong to
+        another job by now; of the run's own folder only the end is compared, since a path may
+        lead there by several ways.
         """
         ours = home(self._run_dir)
-        found = (
-            jobs_by_id(jobs).values()
-            if jobs is not None
-            else (view for view in jobs_of_user() if Path(view.workdir).parent == ours)
-        )
+        if jobs is None:
+            found = [view for view in jobs_of_user() if Path(view.workdir).parent == ours]
+        else:
+            named = jobs_by_id(jobs).values()
+            found = [v for v in named if Path(v.workdir).parts[-3:-1] == ours.parts[-2:]]
         return [view for view in found if view.fate is not JobFate.GONE]
 
     def _are_leaving(self, views: Sequence[JobView]) -> bool:

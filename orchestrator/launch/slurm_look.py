@@ -32,6 +32,7 @@ from orchestrator.launch.slurm_text import JobFate, JobView, SlurmJobState
 
 LOOK_EVERY_S = 10.0
 LOOK_SLOWEST_S = 60.0
+MOST_DOUBLINGS = 16  # a power that grew with every failure would overflow within an hour
 RESERVATIONS_EVERY_S = 60.0
 HELD_BY_SLURM = "JobHeldAdmin"
 
@@ -69,8 +70,8 @@ class SlurmLook:
             return self._over[job]
         if fresh or job not in self._seen or time.monotonic() >= self._until:
             self._seen = self._look({*self._seen, job})
-            wait_s = min(self._look_every_s * 2**self._failures, LOOK_SLOWEST_S)
-            self._until = time.monotonic() + wait_s
+            wait_s = self._look_every_s * 2.0 ** min(self._failures, MOST_DOUBLINGS)
+            self._until = time.monotonic() + min(wait_s, LOOK_SLOWEST_S)
         return self._over[job] if job in self._over else self._seen[job]
 
     def forget(self) -> None:
@@ -85,18 +86,25 @@ class SlurmLook:
             views = jobs_by_id(sorted(jobs))
             nodes = self._nodes(views.values())
             leave = self._leaving(nodes, at)
-            for job in jobs:
-                value, is_final = self._allocation(job, views.get(job), nodes, leave)
-                if value is None:
-                    why = f"job {job} is in a state unknown here"
-                    seen[job] = Unknown(why=why, source="slurm", at=at)
-                else:
-                    found = Ok(value=value, source="slurm", at=at)
-                    (self._over if is_final else seen)[job] = found
         except (SlurmError, OSError) as error:
             self._failures += 1
             return dict.fromkeys(jobs, Unknown(why=str(error), source="slurm", at=at))
-        self._failures = 0
+        failures = 0
+        for job in jobs:
+            # Each may need a question of its own, and what fails there says nothing of the others.
+            try:
+                value, is_final = self._allocation(job, views.get(job), nodes, leave)
+            except (SlurmError, OSError) as error:
+                failures = self._failures + 1
+                seen[job] = Unknown(why=str(error), source="slurm", at=at)
+                continue
+            if value is None:
+                why = f"job {job} is in a state unknown here"
+                seen[job] = Unknown(why=why, source="slurm", at=at)
+            else:
+                found = Ok(value=value, source="slurm", at=at)
+                (self._over if is_final else seen)[job] = found
+        self._failures = failures
         return seen
 
     def _allocation(

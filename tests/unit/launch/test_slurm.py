@@ -332,6 +332,17 @@ def test_slurm_is_asked_seldom_and_more_seldom_while_it_fails(
     assert gaps[-1] == slurm_look.LOOK_SLOWEST_S
 
 
+def test_slurm_may_be_away_for_days(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_: list[str]) -> dict[str, JobView]:
+        raise SlurmUnavailable("squeue: no answer")
+
+    monkeypatch.setattr(slurm_look, "jobs_by_id", silent)
+    for _ in range(1100):  # beyond what a float holds as a power of two
+        assert isinstance(launcher.observe("7", fresh=True), Unknown)
+
+
 def test_one_look_asks_for_all_jobs_and_all_their_nodes(
     launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +404,19 @@ def test_books_that_there_are_not_are_asked_for_once(
     assert asked == ["7"]
 
 
+def test_books_that_do_not_answer_hide_the_end_of_one_job_and_nothing_else(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(monkeypatch, view())
+
+    def silent(job: str) -> JobEnd | None:
+        raise SlurmUnavailable("sacct: connection refused")
+
+    monkeypatch.setattr(slurm_look, "end_in_the_books", silent)
+    assert isinstance(launcher.observe("8"), Unknown)
+    assert isinstance(launcher.observe("7", fresh=True), Ok)
+
+
 def test_a_job_that_an_admin_holds_is_held_for_us_only_after_it_had_begun(
     launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +464,21 @@ def test_a_cancel_without_an_answer_is_no_error(
     monkeypatch.setattr(slurm, "jobs_by_id", silent)
     launcher.cancel("7")
     assert "scancel 7" in caplog.text
+
+
+def test_a_number_that_slurm_gave_to_another_job_since_is_not_cancelled(
+    launcher: SlurmLauncher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    homes = ("/home/me/work", "/elsewhere/submitit/r-0-launch-1")
+    ours = f"/mnt/another/way/{tmp_path.name}/submitit/r-0-launch-1"
+    cancelled: list[str] = []
+    monkeypatch.setattr(slurm, "CANCEL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(slurm, "cancel_jobs", cancelled.extend)
+    for workdir in (*homes, ours):
+        job = view(SlurmJobState.PENDING, workdir=workdir)
+        monkeypatch.setattr(slurm, "jobs_by_id", lambda _, job=job: {"7": job})
+        launcher.cancel("7")
+        assert cancelled == (["7"] if workdir == ours else [])
 
 
 def test_giving_all_back_finds_jobs_that_nobody_noted_and_no_others(
