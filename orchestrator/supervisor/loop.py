@@ -223,24 +223,26 @@ class Supervisor:
         """Return the losses that count, and keep those back that may be this machine's own fault.
 
         When no agent is left that is heard, the launcher must have answered since they fell
-        silent: else rather this machine is cut off than all the others lost.
+        silent: else rather this machine is cut off than all the others lost. Of an allocation
+        that is over it has said all that it will.
         """
+        state = self.state
         for event in lost:
             self._kept_back.setdefault(event.node, (event, now))  # the first says most
         for node, (event, _) in tuple(self._kept_back.items()):
-            is_current = self.state.is_current(node, event.incarnation)
-            if not is_current or self.watch.has_heard(node):
+            if not state.is_current(node, event.incarnation) or self.watch.has_heard(node):
                 del self._kept_back[node]
-        silent_since = [at - event.silent_s for event, at in self._kept_back.values()]
+        if not self._kept_back:
+            return []
+        silent_since = min(at - event.silent_s for event, at in self._kept_back.values())
         is_anyone_left = any(
-            node.alive and node.name not in self._kept_back for node in self.state.nodes.values()
+            n.alive and n.name not in self._kept_back for n in state.nodes.values()
         )
-        if not silent_since:
-            return []
-        if not is_anyone_left and not self._looks.has_answer_since(min(silent_since)):
-            return []
-        kept, self._kept_back = self._kept_back, {}
-        return [Inbound(replace(e, silent_s=e.silent_s + now - at)) for e, at in kept.values()]
+        counted = set(self._kept_back)
+        if not is_anyone_left and not self._looks.has_answer_since(silent_since):
+            counted &= {n for a in state.allocations if a.is_over for n in state.members(a)}
+        told = [self._kept_back.pop(node) for node in tuple(self._kept_back) if node in counted]
+        return [Inbound(replace(e, silent_s=e.silent_s + now - at)) for e, at in told]
 
     def _decide_once(self) -> bool:
         """Judge, or make and begin one decision; False when nothing is due."""

@@ -646,6 +646,20 @@ def test_a_supervisor_that_hears_nobody_and_no_launcher_blames_nobody(tmp_path: 
     play(main())
 
 
+def test_agents_that_are_silent_after_their_allocation_ended_are_lost(tmp_path: Path) -> None:
+    """The launcher has said all it will say of it, so that no further answer is waited for."""
+    office = Office(tmp_path, timeouts={"heartbeat_s": 0.1, "agent_lost_s": 0.6})
+
+    async def main() -> None:
+        async with office.open(), office.agent() as agent:
+            await agent.starts()
+            office.launcher.ended["fake-1"] = ev.Ending.FAILED
+            await until(lambda: office.events(ev.JobObserved))
+            await until(lambda: office.events(ev.AgentLost))
+
+    play(main())
+
+
 def test_time_goes_on_when_the_clock_was_an_hour_ahead_for_a_moment(tmp_path: Path) -> None:
     office = Office(tmp_path)
     supervisor = office.make()
