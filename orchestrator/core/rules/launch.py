@@ -10,6 +10,7 @@ from orchestrator.core.rules.verdicts import fail, is_pending, make, wait
 from orchestrator.core.state import Allocation, AllocationPhase, AttemptPhase, Node, State
 
 FIRST_PAUSE_S = 15.0
+LONGEST_PAUSE_S = 3600.0
 MOST_FRUITLESS = 5
 ENDING_S = 90.0
 SETTLED_S = 120.0
@@ -124,11 +125,14 @@ def is_deserted(state: State, allocation: Allocation, now: float) -> bool:
 
 
 def fruitless(state: State, now: float) -> tuple[Allocation, ...]:
-    """Return the allocations asked for since the last new step of which nothing came."""
+    """Return the allocations asked for since the last recovery of which nothing came.
+
+    Those that an attempt did without, as it went on making steps, say nothing about the next ones.
+    """
     attempt = state.attempt
     stepped = [i.first_step_at for i in state.incidents if i.first_step_at is not None]
     if attempt is not None and attempt.first_step_at is not None:
-        stepped.append(attempt.first_step_at)
+        stepped.append(attempt.over_at or attempt.first_step_at)
     since = max(stepped, default=0.0)
     return tuple(
         a
@@ -151,14 +155,18 @@ def _was_of_use(state: State, a: Allocation) -> bool:
 
 
 def _next_request_at(state: State, now: float) -> float:
-    """Return when nodes may be asked for again after requests that brought none; inf for never."""
+    """Return when nodes may be asked for again after requests that brought none; inf for never.
+
+    A run that trains with fewer has time: it asks for as long as it lasts.
+    """
     lost = fruitless(state, now)
     if not lost:
         return 0.0
-    if len(lost) >= MOST_FRUITLESS:
-        return math.inf
     ended_at = max(a.over_at or a.given_at or a.asked_at for a in lost)
-    return ended_at + FIRST_PAUSE_S * 2.0 ** (len(lost) - 1)
+    if len(lost) < MOST_FRUITLESS:
+        return ended_at + FIRST_PAUSE_S * 2.0 ** (len(lost) - 1)
+    is_live = state.attempt is not None and state.attempt.is_live
+    return ended_at + LONGEST_PAUSE_S if is_live else math.inf
 
 
 def gone(state: State) -> str:
