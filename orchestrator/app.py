@@ -96,9 +96,9 @@ def run(
     lease: Lease | None = None
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        was_over = outcome_of(run_dir) is not None
-        lease, has_waited = _lease(run_dir, standby)
-        if has_waited and not was_over and (outcome := outcome_of(run_dir)) is not None:
+        before = state_in(run_dir)
+        lease, has_waited = _lease(run_dir, standby, before.epoch)
+        if has_waited and not before.over and (outcome := outcome_of(run_dir)) is not None:
             lease.release()
             return outcome
         state, history = prepare(config)
@@ -122,10 +122,10 @@ def run(
     return final.outcome
 
 
-def _lease(run_dir: Path, standby: Said | None) -> tuple[Lease, bool]:
+def _lease(run_dir: Path, standby: Said | None, behind: int) -> tuple[Lease, bool]:
     """Return the lease, and whether it was waited for; SIGTERM ends that as Ctrl-C does."""
     if standby is None:
-        return Lease.take(run_dir / "lease"), False
+        return Lease.take(run_dir / "lease", behind), False
     told: list[Holder] = []
 
     def said(holder: Holder) -> None:
@@ -134,7 +134,7 @@ def _lease(run_dir: Path, standby: Said | None) -> tuple[Lease, bool]:
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return Lease.wait(run_dir / "lease", said), bool(told)
+        return Lease.wait(run_dir / "lease", said, behind), bool(told)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -84,8 +84,13 @@ class Lease:
         self._renewed = _clock()
 
     @classmethod
-    def take(cls, folder: Path) -> "Lease":
+    def take(cls, folder: Path, behind: int = 0) -> "Lease":
         """Take the next epoch, waiting at most one lease for a holder on another host.
+
+        Args:
+            folder: Where the epochs are.
+            behind: The newest epoch of the journal, read before this. Should the folder have been
+                removed, numbers go on behind it: records of an earlier epoch would not count.
 
         Raises:
             AlreadyRunning: A living supervisor holds the run, or another was faster.
@@ -94,18 +99,19 @@ class Lease:
         newest = _newest(folder)
         if newest is not None and not newest.is_dead:
             _outwait(folder, newest)
-        lease = cls._claim(folder, newest.epoch + 1 if newest else 1)
+        lease = cls._claim(folder, max(newest.epoch if newest else 0, behind) + 1)
         if lease is None:
             raise AlreadyRunning(f"another supervisor just took {folder.parent.name}")
         return lease
 
     @classmethod
-    def wait(cls, folder: Path, said: Said) -> "Lease":
+    def wait(cls, folder: Path, said: Said, behind: int = 0) -> "Lease":
         """Take the next epoch as soon as nobody holds the newest, however long that takes.
 
         Args:
             folder: As for `take`.
             said: Gets each holder that is waited for, once.
+            behind: As for `take`.
         """
         folder.mkdir(parents=True, exist_ok=True)
         vigil, told = _Vigil(), 0
@@ -116,7 +122,7 @@ class Lease:
                 vigil, is_free = _Vigil(), False
             newest = vigil.newest
             if is_free:
-                lease = cls._claim(folder, newest.epoch + 1 if newest else 1)
+                lease = cls._claim(folder, max(newest.epoch if newest else 0, behind) + 1)
                 if lease is not None:
                     return lease
             elif newest is not None and newest.epoch != told:

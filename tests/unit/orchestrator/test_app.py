@@ -289,7 +289,7 @@ def test_a_run_that_somebody_else_just_started_keeps_its_files(
     toml.write_text(TOML)
     run_dir = tmp_path / "runs" / "small"
 
-    def other_was_faster(folder: Path) -> Lease:
+    def other_was_faster(folder: Path, _behind: int) -> Lease:
         folder.mkdir(parents=True)
         (folder / "epoch-00000001.json").write_text("{}")
         raise AlreadyRunning("another supervisor just took small")

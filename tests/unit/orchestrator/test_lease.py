@@ -68,6 +68,13 @@ def test_a_released_lease_is_taken_at_once_and_the_epoch_rises(folder: Path) -> 
     assert Lease.take(folder).epoch == 2
 
 
+def test_a_lease_whose_folder_was_removed_goes_on_behind_the_journal(folder: Path) -> None:
+    assert Lease.take(folder, 3).epoch == 4
+    assert Lease.take(folder.parent / "other", 0).epoch == 1
+    write(folder, 7, released=True)
+    assert Lease.wait(folder, lambda _: None, 5).epoch == 8
+
+
 def test_a_dead_holder_on_this_host_is_followed_at_once(folder: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from orchestrator.supervisor.lease import Lease;"

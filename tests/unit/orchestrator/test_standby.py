@@ -1,6 +1,7 @@
 """`app.run` with a supervisor that is there already; nothing is supervised for real."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_without_standby_a_second_supervisor_is_refused_with_the_hint(
 ) -> None:
     with pytest.raises(AlreadyRunning, match="--standby"):
         app.run(toml)
+
+
+def test_records_behind_a_lost_lease_count_and_its_holder_is_deposed(
+    toml: Path, held: Lease, served: list[int]
+) -> None:
+    """A person may remove the lease to get past `already supervised`."""
+    story(app.read(toml))
+    shutil.rmtree(run_dir(toml) / "lease")
+    app.run(toml)
+    holder = current_holder(run_dir(toml) / "lease")
+    assert holder is not None
+    assert holder.epoch == held.epoch + 1 == 2
+    with pytest.raises(LeaseLost):
+        held.check()
 
 
 def test_a_standby_supervises_at_once_where_nobody_does(toml: Path, served: list[int]) -> None:
