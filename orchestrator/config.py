@@ -127,6 +127,8 @@ def load(path: Path) -> RunConfig:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     config = parse(raw, str(path))
     base = path.resolve().parent
+    if config.nodes.launcher == "slurm":
+        _check_slurm_reads(base / config.run.dir, path)
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"dir": base / config.run.dir}),
@@ -134,6 +136,16 @@ def load(path: Path) -> RunConfig:
             "nodes": config.nodes.model_copy(update={"memory_dir": base / config.nodes.memory_dir}),
         }
     )
+
+
+def _check_slurm_reads(folder: Path, path: Path) -> None:
+    """Refuse a directory that sbatch would not take as it is, but fill in (%u) or shorten."""
+    text = str(folder)
+    if any(mark in text for mark in "%\\") or not text.isprintable():
+        raise ConfigError(
+            f"{path}: run.dir: {text!r}: Slurm reads %, backslashes and control characters in a "
+            "path as something else; choose a directory without"
+        )
 
 
 def parse(raw: dict[str, Any], name: str) -> RunConfig:

@@ -223,6 +223,8 @@ class ServerSection(Section):
 def _sbatch_line(value: str) -> str:
     if "\n" in value or "\r" in value:
         raise ValueError("must be one line")
+    if "\\" in value:
+        raise ValueError("sbatch takes every backslash away; write it without")
     return _word(value)
 
 

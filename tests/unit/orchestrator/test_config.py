@@ -88,6 +88,11 @@ MISTAKES = [
     (ON_SLURM + "options = { exclusive = false }", "slurm.options.exclusive", "left out"),
     (ON_SLURM + "options = { mem = 1.5 }", "slurm.options.mem", "whole number"),
     (ON_SLURM + 'options = { mem = "1\\n2" }', "slurm.options.mem", "one line"),
+    (ON_SLURM + "account = 'a\\b'", "slurm.account", "backslash"),
+    (ON_SLURM + "options = { mail-user = 'a\\b' }", "slurm.options.mail-user", "backslash"),
+    (SLURM.replace("[job]", "dir = '/big/100%u'\n[job]"), "run.dir", "choose a directory"),
+    (SLURM.replace("[job]", "dir = '/big/a\\b'\n[job]"), "run.dir", "choose a directory"),
+    (SLURM.replace("[job]", 'dir = "/big/a\\nb"\n[job]'), "run.dir", "choose a directory"),
     (ON_SLURM + 'prologue = "module load x"', "slurm.prologue", "write a list"),
     (ON_SLURM + "supervisor = { time_min = 9 }", "slurm.supervisor.time_min", "equal to 10"),
     (ON_SLURM + "supervisor = { nodes = 2 }", "slurm.supervisor.nodes", "unknown key"),
@@ -110,6 +115,14 @@ def test_a_mistake_is_one_line_that_names_the_key_and_the_fix(
     assert line.startswith(f"{path}: {key}: ")
     assert fix in line
     assert "\n" not in line
+
+
+def test_a_directory_that_slurm_would_take_for_another_is_refused_on_slurm(tmp_path: Path) -> None:
+    folder = tmp_path / "100%user"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"run.dir: .*100%user/runs"):
+        load(write(folder, SLURM))
+    assert load(write(folder, LEAST)).run.dir == folder / "runs"
 
 
 def test_with_slurm_the_address_is_found_where_the_supervisor_runs(tmp_path: Path) -> None:
