@@ -27,7 +27,8 @@ from orchestrator.core.actions import (
 )
 from orchestrator.core.actions import Snapshot as SnapshotAction
 from orchestrator.core.events import Record
-from orchestrator.core.state import FailedCommit, Measured, Pending, RunPhase, State
+from orchestrator.core.measured import FailedCommit, Measured
+from orchestrator.core.state import Pending, RunPhase, State
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -6,9 +6,10 @@ from dataclasses import replace
 from orchestrator.core import events as ev
 from orchestrator.core.actions import GiveBack, Launch, Unhold
 from orchestrator.core.events import Record
-from orchestrator.core.state import Allocation, AllocationPhase, RunPhase, State
+from orchestrator.core.state import Allocation, AllocationPhase, Incident, RunPhase, State
 
 KEPT_ALLOCATIONS = 64
+TOGETHER_S = 90.0
 
 
 def asked(state: State, record: Record, key: str, action: Launch) -> State:
@@ -95,16 +96,27 @@ def explained(state: State) -> State:
 def _explain(state: State, job: str, ending: ev.Ending | None) -> State:
     """Tell the open incident why its allocation ended, now that it is known."""
     last = state.incidents[-1] if state.incidents else None
-    if last is None or last.fault != "allocation_ended" or last.first_step_at is not None:
-        return state
     words = {
         ev.Ending.PREEMPTED: f"allocation {job} was preempted",
         ev.Ending.TIME_LIMIT: f"allocation {job} reached its time limit",
     }
-    if ending not in words:
+    if last is None or last.first_step_at is not None or ending not in words:
         return state
-    told = replace(last, fault=ending.value, cause=words[ending])
+    if last.fault != "allocation_ended" and not _went_with(state, last, job):
+        return state
+    told = replace(
+        last, fault=ending.value, fault_class="free", node=None, rank=None, cause=words[ending]
+    )
     return replace(state, incidents=(*state.incidents[:-1], told))
+
+
+def _went_with(state: State, incident: Incident, job: str) -> bool:
+    """Whether the node that an incident is about was lost because its allocation ended."""
+    node = state.nodes.get(incident.node or "")
+    if incident.fault != "node_lost" or node is None or node.job != job:
+        return False
+    over_at = next((a.over_at for a in state.allocations if a.job == job), None)
+    return over_at is not None and abs(over_at - incident.detected_at) <= TOGETHER_S
 
 
 def unheld(state: State, record: Record, action: Unhold) -> State:

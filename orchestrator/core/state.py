@@ -11,6 +11,7 @@ from orchestrator.core.events import (
     ShardUploaded,
     StagedShard,
 )
+from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.policy import Policy
 
 
@@ -302,30 +303,6 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCommit:
-    """A commit that got no answer from the store: how often, and when last."""
-
-    times: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Costs as measured, in seconds; None means not measured yet.
-
-    Attributes:
-        upload_s: The latest uploads of whole checkpoints, newest last, at most 20.
-        stall_s: The latest blocking stalls of a save, newest last, at most 20.
-        node_s: Node-seconds of exposure: time with ranks running, times nodes.
-    """
-
-    step_s: float | None = None
-    stall_s: tuple[float, ...] = ()
-    upload_s: tuple[float, ...] = ()
-    node_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """Everything that the rules look at."""
 
@@ -361,7 +338,7 @@ class State:
     tokens: int = 0
     saves: int = 0
     skipped_saves: int = 0
-    measured: Measured = Measured()
+    measured: Measured = field(default_factory=Measured)
     stop_requested_seq: int = 0
     snapshot_requested_seq: int = 0
     snapshots_done_seq: int = 0

@@ -13,7 +13,8 @@ import pytest
 from monitors.faults import CLASS_OF, FaultKind
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Source
-from tests.property.test_run_machine import ANSWERS, CODES, NODES, POLICY, RunMachine, replay
+from tests.property.promises import replay
+from tests.property.test_run_machine import ANSWERS, CODES, NODES, POLICY, RunMachine
 from tests.simulated.world import World
 
 PATIENT = replace(

@@ -17,14 +17,8 @@ from orchestrator.core.events import Ending
 from orchestrator.core.placement import count_good
 from orchestrator.core.rules.launch import MOST_FRUITLESS, coming
 from orchestrator.core.state import AttemptPhase
-from tests.property.test_run_machine import (
-    POLICY,
-    RunMachine,
-    check_decision,
-    mostly,
-    picks,
-    quarantined,
-)
+from tests.property.promises import check_decision, quarantined
+from tests.property.test_run_machine import POLICY, RunMachine, mostly, picks
 from tests.simulated.site import Job, Site
 from tests.simulated.world import World
 

@@ -10,14 +10,15 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import Outcome
 from orchestrator.core.events import Ending
 from orchestrator.core.fold_allocation import KEPT_ALLOCATIONS
+from tests.property.promises import replay
 from tests.property.test_many_allocations import NAMES, REPLACING, SiteMachine
-from tests.property.test_run_machine import replay
 from tests.simulated.site import Job, Site
 from tests.simulated.world import World
 
 STRICT = replace(REPLACING, budget={"process": 0, "node": 0, "storage": 0}, same_root_limit=2)
 HOUR_S = 3600.0
-EVENTS = 80
+TIMES = 80
+EVENTS = ("drain", "spare_drain", "preemption", "sudden_preemption", "time_limit")
 FREE = {FaultKind.MOVED, FaultKind.PREEMPTED, FaultKind.TIME_LIMIT, FaultKind.ALLOCATION_ENDED}
 
 
@@ -53,7 +54,7 @@ class Weeks:
 
     def goes(self) -> None:
         """Something is wanted back."""
-        getattr(self, self.random.choice(("drain", "preemption", "time_limit", "spare_drain")))()
+        getattr(self, self.random.choice(EVENTS))()
 
     def drain(self) -> None:
         assert self.world.state.attempt is not None
@@ -78,6 +79,13 @@ class Weeks:
             self.site.is_looked_at(self.world, job, Ending.UNKNOWN)
             self.world.now += 2.0
 
+    def sudden_preemption(self) -> None:
+        """No agent has the time to say anything."""
+        job = self.used()
+        self.site.ends(job, Ending.PREEMPTED)
+        self.site.kills_agents(self.world)
+        self.site.is_looked_at(self.world, job)
+
     def time_limit(self) -> None:
         job = self.used()
         self.site.warns(self.world, job, "USR2", lambda _: True)
@@ -101,7 +109,7 @@ def saved_by(world: World, attempt: int) -> int:
 def test_what_the_site_takes_back_costs_no_step_and_no_budget(seed: int) -> None:
     weeks = Weeks(seed)
     world = weeks.world
-    for number in range(EVENTS):
+    for number in range(TIMES):
         before = world.state.best_step
         weeks.trains(weeks.random.uniform(1, 5))
         assert world.state.best_step > before
@@ -121,7 +129,7 @@ def test_what_the_site_takes_back_costs_no_step_and_no_budget(seed: int) -> None
 
 def assert_that_all_was_free(world: World) -> None:
     incidents = world.state.incidents
-    assert len(incidents) > EVENTS / 4
+    assert len(incidents) > TIMES / 4
     assert {i.fault for i in incidents} <= {kind.value for kind in FREE}
     assert {i.fault for i in incidents} >= {FaultKind.MOVED.value, FaultKind.PREEMPTED.value}
     assert {i.fault_class for i in incidents} == {FaultClass.FREE.value}

@@ -1,7 +1,5 @@
 """Asking for further nodes, and giving back those of no use."""
 
-import pytest
-
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Finish, GiveBack, Launch, Outcome, StartRanks
 from orchestrator.core.events import Ending
@@ -256,31 +254,6 @@ def test_time_limits_within_which_no_step_is_made_are_not_met_for_ever() -> None
     assert end.action == Finish(outcome=Outcome.FAILED)
 
 
-def test_an_allocation_that_is_held_too_often_counts_as_one_that_brought_nothing() -> None:
-    story = gives(recovered(running(), "n2"), "job-2")
-    for _ in range(3):
-        story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
-        story.done(story.decides_one())
-        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
-    story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
-    assert story.decides_one().action == GiveBack(job="job-2")
-    assert launches(story.later(14)) == []
-    assert launches(story.later(2)) == [1]
-
-
-def test_one_held_allocation_on_its_way_out_does_not_hide_another() -> None:
-    story = gives(recovered(running(nodes=3), "n2"), "job-2")
-    story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
-    for _ in range(3):
-        story.done(story.decides_one())
-        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
-        story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
-    assert GiveBack(job="job-2") in [d.action for d in story.decides()]
-    assert launches(story.later(1000)) == [1]
-    gives(story, "job-3").says(ev.JobObserved(job="job-3", state="held", why="launch failed"))
-    assert [d.rule for d in story.decides()] == ["unhold"]
-
-
 def test_a_request_that_is_not_needed_any_more_is_taken_back() -> None:
     story = recovered(running(), "n2")
     gives(story, "job-2").says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
@@ -314,49 +287,12 @@ def test_nodes_that_are_given_back_get_no_ranks() -> None:
     assert start.action.nodes == ("n2", "n3")
 
 
-@pytest.mark.parametrize("unheld", [0, 1, 2])
-def test_a_held_allocation_is_let_go_a_few_times(unheld: int) -> None:
-    held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
-    story = Story(policy=REPLACING).launched()
-    for _ in range(unheld):
-        story.later(16).says(held)
-        decision = story.decides()[0]
-        story.done(decision).says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
-    decision = story.later(16).says(held).decides()[0]
-    assert decision.rule == "unhold"
-    assert "launch failed" in decision.reason
-
-
-def test_an_allocation_that_is_held_again_and_again_ends_the_run() -> None:
-    held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
-    story = Story(policy=REPLACING).launched()
-    for _ in range(3):
-        story.done(story.later(16).says(held).decides()[0])
-        story.says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
-    decision = story.later(16).says(held).decides()[0]
-    assert decision.action == Finish(outcome=Outcome.FAILED)
-    assert "3 failed launches" in decision.reason
-
-
 def test_an_allocation_whose_agents_alone_were_told_to_end_is_given_back_and_replaced() -> None:
     story = gives(recovered(running(), "n2"), "job-2").joins("n9", job="job-2")
     story.says(ev.AgentWarned(node="n9", signal="TERM", left_s=25.0)).later(25).loses("n9")
     assert story.later(89).decides() == []
     again, back = story.later(2).decides()
     assert (again.action.nodes, back.action) == (1, GiveBack(job="job-2"))  # type: ignore[union-attr]
-
-
-def test_a_further_request_that_is_held_too_often_does_not_end_the_run() -> None:
-    story = gives(lost(running(spares=0), "n2"), "job-1")
-    story.decides()
-    gives(story, "job-2")
-    for _ in range(3):
-        story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
-        story.done(next(d for d in story.decides() if d.rule == "unhold"))
-        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
-    story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
-    assert GiveBack(job="job-2") in [d.action for d in story.decides()]
-    assert launches(story.later(16)) == [1]
 
 
 def test_an_allocation_is_not_given_back_while_its_agents_go() -> None:
@@ -379,11 +315,26 @@ def test_an_ending_that_is_told_before_the_verdict_explains_it_as_well() -> None
     )
 
 
-def test_a_job_that_is_let_go_is_not_let_go_again_before_it_is_seen_to_be_held_again() -> None:
-    held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
-    story = Story(policy=REPLACING).launched()
-    story.done(next(d for d in story.says(held).decides() if d.rule == "unhold"))
-    assert [d.rule for d in story.decides()] == ["no_capacity"]
-    assert story.state.allocations[0].phase is AllocationPhase.QUEUED
-    assert not [d for d in story.says(held).decides() if d.rule == "unhold"]
-    assert [d.rule for d in story.later(16).decides()][0] == "unhold"
+def test_nodes_that_are_lost_with_a_preempted_allocation_are_not_to_blame() -> None:
+    story = running()
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
+    lost(story, "n1", "n2", "n3")
+    assert (story.incident.fault, story.incident.fault_class) == ("preempted", "free")
+    assert story.incident.node is None
+    story.decides()
+    assert story.notes == []
+
+
+def test_a_preemption_that_is_told_late_is_not_charged_either() -> None:
+    story = lost(running(), "n1", "n2", "n3")
+    story.decides()
+    assert story.incident.fault == "node_lost"
+    story.later(5).says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
+    assert (story.incident.fault, story.incident.fault_class) == ("preempted", "free")
+
+
+def test_a_node_that_was_lost_long_before_its_allocation_ended_was_lost() -> None:
+    story = lost(running(spares=0), "n2")
+    story.decides()
+    story.later(91).says(ev.JobObserved(job="job-1", state="gone", ending=Ending.TIME_LIMIT))
+    assert story.incident.fault == "node_lost"
