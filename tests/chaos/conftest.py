@@ -1,5 +1,6 @@
 """One real Slurm for all stories, and one run that nothing happens to."""
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from tests.chaos.story import Setting, Story
 from tests.integration.devclusters import WHY_NOT, eventually, shares
 
 MakeStory = Callable[..., Story]
+NUMBERS = itertools.count(1)
 
 OPTIONS = ["--nodes", "5", "--gpus", "0", "--shm-size", "192m", "--grace", "10"]
 SETTINGS = {
@@ -79,7 +81,8 @@ def tell(
 
     def make(**setting: object) -> Story:
         words = re.findall("[a-z0-9]+", request.node.name.removeprefix("test_"))
-        name = f"{'-'.join(words)[:36].strip('-')}-{len(stories)}"
+        # Numbered: Slurm remembers the jobs of the stories before.
+        name = f"{'-'.join(words)[:36].strip('-')}-{next(NUMBERS)}"
         stories.append(Story(cluster, tmp_path / f"story{len(stories)}", name, Setting(**setting)))
         return stories[-1]
 

@@ -32,10 +32,7 @@ def power(cluster: Devcluster) -> dict[str, int]:
 
 
 def processes(inits: dict[str, int]) -> Iterator[Process]:
-    """Yield what runs on nodes besides their first process and Slurm's daemons.
-
-    The step daemon of a job whose batch host died looks for it a while before it ends.
-    """
+    """Yield what runs on nodes besides their first process and what is Slurm's own."""
     nodes = {namespace(pid): name for name, pid in inits.items()}
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
@@ -44,8 +41,13 @@ def processes(inits: dict[str, int]) -> Iterator[Process]:
             continue
         with suppress(OSError):
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            if command and not command.startswith(("slurmd ", "slurmstepd: ")):
+            if command and not is_slurm(command):
                 yield Process(pid=pid, inner=_inner(folder), node=node, command=command)
+
+
+def is_slurm(command: str) -> bool:
+    """Whether a command line is that of a daemon of Slurm, of srun, or of a batch script."""
+    return command.startswith(("slurmd ", "slurmstepd: ", "srun ")) or "/slurm_script" in command
 
 
 def _inner(folder: Path) -> int:

@@ -19,9 +19,9 @@ from orchestrator.core.events import Event, Record
 from orchestrator.core.state import Incident, State
 from orchestrator.exit_codes import ExitCode
 from orchestrator.views.replay import replay
-from tests.chaos.nodes import Process, memory, power, processes
+from tests.chaos.nodes import Process, is_slurm, memory, power, processes
 from tests.integration.devclusters import eventually, jobs_of
-from tests.integration.traces import traces
+from tests.integration.traces import memory_of, processes_of
 
 DATA = Path(__file__).parents[1] / "data"
 STEPS = 1000  # never reached at the pace of a story; at full speed a matter of seconds
@@ -82,7 +82,7 @@ class Setting:
 
     Attributes:
         nodes: Lines for a table of the TOML; so are `slurm`, `timeouts` and `budget`.
-        host: Where the agents find the supervisor.
+        host: Where the agents find the supervisor; this machine when it is not given.
         words: Further arguments of the script.
     """
 
@@ -106,15 +106,15 @@ class Story(Run):
         self.store.mkdir(exist_ok=True)
         self.inits = power(cluster)
         self.began = time.monotonic()
-        self._env_of_cluster = dict(cluster.env())
+        env = dict(cluster.env())
         toml = folder / f"{name}.toml"
-        self.write(toml, name, setting.host or self._env_of_cluster["DEVCLUSTER_ADDRESS"])
-        super().__init__(toml, self._env_of_cluster, lambda _: None)
+        host = setting.host or env["DEVCLUSTER_ADDRESS"]
+        toml.write_text(self._render(name, host), encoding="utf-8")
+        super().__init__(toml, env, lambda _: None)
 
-    def write(self, toml: Path, name: str, host: str) -> None:
-        """Write the run file for a supervisor at an address."""
+    def _render(self, name: str, host: str) -> str:
         setting = self.setting
-        text = TOML.format(
+        return TOML.format(
             name=name,
             script=DATA / "adding_job.py",
             steps=STEPS,
@@ -133,7 +133,6 @@ class Story(Run):
             timeouts=setting.timeouts,
             budget=setting.budget,
         )
-        toml.write_text(text, encoding="utf-8")
 
     def mark(self, what: str) -> None:
         """Note in the test's output when something was reached."""
@@ -151,7 +150,7 @@ class Story(Run):
         if late:
             self.cluster.do("throttle", late, "--cpu", "0.3")
         if on:
-            self.start_on(on)
+            self.has_supervisor(self.start_on(on))
         else:
             self.start()
         if late:
@@ -166,15 +165,12 @@ class Story(Run):
         )
         self.mark("trains and has saved")
 
-    def start_on(self, node: str) -> None:
-        """Start the supervisor on a node instead of on this machine."""
-        address = str(self.cluster.nodes()[node]["address"])
-        toml = self.folder / f"{self.name}-{node}.toml"
-        self.write(toml, self.name, address)
-        words = (sys.executable, "-m", "orchestrator", "run", str(toml), "--plain")
+    def start_on(self, node: str, *options: str) -> "subprocess.Popen[bytes]":
+        """Start a supervisor on a node instead of on this machine; with `host = "auto"`."""
+        words = (sys.executable, "-m", "orchestrator", "run", str(self._toml), "--plain", *options)
         self._news_at = time.monotonic()
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 self.cluster.argv("shell", node, "--", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -182,12 +178,12 @@ class Story(Run):
                 start_new_session=True,
             )
 
-    def forget_supervisor(self) -> None:
-        """Take note that the supervisor is gone for a reason that the story knows."""
-        assert self._process is not None
-        kill(self._process.pid)  # whatever of it was on this machine
-        self._process.wait(PATIENCE_S)
-        self._process = None
+    def has_supervisor(self, process: "subprocess.Popen[bytes]") -> None:
+        """Take another process for the run's supervisor; the one before is dead."""
+        if self._process is not None:
+            kill(self._process.pid)  # whatever of it was on this machine
+            self._process.wait(PATIENCE_S)
+        self._process = process
 
     def soon(self, what: str, reached: Callable[[State], bool]) -> None:
         """As `wait`, for moments that pass quickly; also while no supervisor runs."""
@@ -329,14 +325,20 @@ class Story(Run):
         return self.gate.exists() and record.at > self.gate.stat().st_mtime
 
     def leaves_nothing(self) -> None:
-        """Check that no process and no memory of the run is left, on nodes that have power."""
-        left = traces(self.config)  # all processes of the nodes are the machine's as well
-        assert not left, left
+        """Check that no process and no memory of the run is left, on nodes that have power.
+
+        What is Slurm's own looks a while for nodes that died, and ends by itself.
+        """
         self.inits = power(self.cluster)
-        eventually(
-            "the nodes are empty",
-            lambda: not [*processes(self.inits), *memory(self.inits)],
-        )
+        eventually("nothing of the run is left", lambda: not self.left())
+
+    def left(self) -> list[str]:
+        """Return what is left of the run on this machine and on the nodes."""
+        everywhere = processes_of(self.config).values()  # all processes are the machine's as well
+        ours = [command for command in everywhere if not is_slurm(command)]
+        on_nodes = [f"{p.node}: {p.command}" for p in processes(self.inits)]
+        here = [str(path) for path in [memory_of(self.config)] if path.exists()]
+        return [*ours, *on_nodes, *here, *memory(self.inits)]
 
     def close(self) -> None:
         """End the supervisor; the nodes are cleaned up by whoever owns the cluster."""

@@ -33,7 +33,7 @@ def test_a_restart_needs_no_slurmctld(
     story.begin()
     first, worker = story.nodes
     spare = story.spare
-    cluster.do("stop-slurmctld", "--hard")
+    cluster.do("stop-slurmctld")
     cluster.do("power-off", worker)
     story.goes_on(2)
     assert story.nodes == (first, spare)

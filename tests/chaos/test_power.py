@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,6 +10,7 @@ from deploy.devcluster.client import Devcluster
 from orchestrator.core.state import State
 from tests.chaos.conftest import MakeStory
 from tests.chaos.story import INTERVAL, RANKS, Story, living
+from tests.integration.devclusters import eventually
 
 
 @pytest.mark.brief
@@ -107,22 +109,33 @@ def test_power_goes_again_during_the_restart(
     assert story.sums() == undisturbed
 
 
+@pytest.mark.parametrize("standby", [False, True], ids=["started again", "standing by"])
 def test_the_supervisor_s_node_loses_power_and_another_takes_over(
-    tell: MakeStory, cluster: Devcluster, undisturbed: dict[str, str]
+    tell: MakeStory, cluster: Devcluster, undisturbed: dict[str, str], standby: bool
 ) -> None:
-    story = tell(slurm='exclude = "node4,node5"')
+    story = tell(slurm='exclude = "node4,node5"', host="auto")
     story.begin(on="node5")
+    second = story.start_on("node4", "--standby") if standby else None
+    if standby:
+        told = "standing by"
+        eventually("it stands by", lambda: told in story.log_path.read_text(encoding="utf-8"))
     data = story.store / story.name / "data"
     cluster.do("power-off", "node5")
-    story.forget_supervisor()
     before = {path.name for path in data.iterdir()}
     story.soon("uploads go on", lambda _: len({p.name for p in data.iterdir()} - before) > 1)
-    story.start_on("node4")
+    story.has_supervisor(second or story.start_on("node4"))
     story.wait("the next supervisor", lambda state: state.epoch == 2)
     story.trains_on()
     assert not story.finish()
     assert len(story.starts()) == 1, "no rank was touched"
     assert story.sums() == undisturbed
+
+
+def power_off_at_once(cluster: Devcluster, *nodes: str) -> None:
+    """Cut the power of all these nodes, as of a rack."""
+    with ThreadPoolExecutor() as pool:
+        for cut in [pool.submit(cluster.do, "power-off", node) for node in nodes]:
+            cut.result()
 
 
 def test_two_nodes_at_once_are_one_too_many_and_another_is_asked_for(
@@ -131,8 +144,7 @@ def test_two_nodes_at_once_are_one_too_many_and_another_is_asked_for(
     story = tell(nodes="")
     story.begin()
     both, spare = story.nodes, story.spare
-    for node in both:
-        cluster.do("power-off", node)
+    power_off_at_once(cluster, *both)
     story.goes_on(2)
     assert spare in story.nodes
     assert not set(story.nodes) & set(both)
@@ -145,8 +157,7 @@ def test_two_nodes_at_once_shrink_a_run_that_may(tell: MakeStory, cluster: Devcl
     story = tell(nodes="replace = false\nmin_count = 1", words=("alike",))
     story.begin()
     both, spare = story.nodes, story.spare
-    for node in both:
-        cluster.do("power-off", node)
+    power_off_at_once(cluster, *both)
     story.goes_on(2)
     assert story.nodes == (spare,)
     assert story.finish()[0].node in both
