@@ -142,7 +142,7 @@ def given_back(state: State, record: Record, action: GiveBack) -> State:
     state = _change(
         state,
         lambda a: a.job == action.job,
-        lambda a: replace(a, given_back=True, over_at=record.at),
+        lambda a: replace(a, given_back_at=record.at, over_at=a.over_at or record.at),
     )
     nodes = {
         name: replace(n, given_back=True) if n.job == action.job else n

@@ -58,11 +58,11 @@ class Allocation:
         seq: The record that changed it last.
         given_at: When it got its nodes, None before.
         came: Agents of all its nodes have joined.
-        over_at: When it was refused, given back or seen to be gone.
+        over_at: When it was refused, given back first or seen to be gone.
         spared: It had all its nodes and ended while an attempt trained without them.
         unheld: How often it was let go after a failed launch.
         unheld_at: When that was decided last.
-        given_back: The run itself ended it.
+        given_back_at: When the run itself decided last to end it.
     """
 
     key: str
@@ -80,12 +80,17 @@ class Allocation:
     spared: bool = False
     unheld: int = 0
     unheld_at: float | None = None
-    given_back: bool = False
+    given_back_at: float | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether it has no nodes and never will again."""
         return self.phase in (AllocationPhase.REFUSED, AllocationPhase.GONE)
+
+    @property
+    def given_back(self) -> bool:
+        """Whether the run itself ended it."""
+        return self.given_back_at is not None
 
     @property
     def is_waiting(self) -> bool:

@@ -9,6 +9,7 @@ from orchestrator.core.rules.verdicts import fail, is_pending, make
 from orchestrator.core.state import Allocation, AllocationPhase, Node, State
 
 MOST_UNHELD = 3
+STILL_THERE_S = 120.0
 
 
 def unhold(state: State, now: float, policy: Policy) -> Decision | None:
@@ -31,20 +32,28 @@ def unhold(state: State, now: float, policy: Policy) -> Decision | None:
 
 
 def give_back(state: State, now: float, policy: Policy) -> Decision | None:
-    """An allocation without which the run has all it wants, or whose nodes are all useless."""
+    """An allocation that the run does not need, or can make no use of; again if it stays."""
     if state.run is None or not policy.replace_nodes:
         return None
     for allocation in state.living_allocations:
-        if not allocation.job or allocation.given_back or is_pending(state, GiveBack):
+        if not allocation.job or is_pending(state, GiveBack):
             continue
-        if state.is_being_ended(allocation) and not is_deserted(state, allocation, now):
-            continue  # by whom is to be known, and it ends without us
-        reason = _needless(state, allocation, now) or _useless(state, allocation, now, policy)
+        reason = _why_to_end(state, allocation, now, policy)
         if reason:
             action = GiveBack(job=allocation.job)
             evidence = (allocation.seq,)
             return make(state, "give_back", action, reason, evidence, state.seq)
     return None
+
+
+def _why_to_end(state: State, allocation: Allocation, now: float, policy: Policy) -> str:
+    if allocation.given_back_at is not None:
+        if state.waited_s(allocation.given_back_at, now) <= STILL_THERE_S:
+            return ""
+        return f"it is still there {STILL_THERE_S:g} s after it was given back"
+    if state.is_being_ended(allocation) and not is_deserted(state, allocation, now):
+        return ""  # by whom is to be known, and it ends without us
+    return _needless(state, allocation, now) or _useless(state, allocation, now, policy)
 
 
 def _needless(state: State, allocation: Allocation, now: float) -> str:
