@@ -183,10 +183,7 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
         case GiveBack():
             return allocations.given_back(state, record, action)
         case NoteNode():
-            more = 1 if action.excluded_s else 0  # the ledger itself says so a little later
-            return replace(
-                state, noted=action.incident, excluded_lately=state.excluded_lately + more
-            )
+            return replace(state, noted=action.incident)
         case StartRanks():
             return attempts.start(state, record, action, decision)
         case StopRanks():

@@ -45,6 +45,8 @@ def start(state: State, record: Record, action: StartRanks, decision: Decision) 
         last_attempt=action.attempt,
         phase=RunPhase.RECOVERING if state.incidents else RunPhase.STARTING,
         nodes=nodes,
+        # Counted with the exclusion, not as it is noted: what was decided is to be carried out.
+        excluded_lately=state.excluded_lately + len(action.exclude),
         saves=0,
         skipped_saves=0,
     )

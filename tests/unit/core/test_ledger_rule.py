@@ -62,3 +62,13 @@ def test_the_runs_own_exclusions_count_before_the_ledger_tells_them() -> None:
     (start,) = story.decides()
     assert isinstance(start.action, StartRanks)
     assert start.action.exclude == ()
+
+
+def test_the_last_exclusion_that_the_breaker_allows_is_carried_out() -> None:
+    story = Story(policy=policy(exclusion_limit=1)).running(step=5)
+    (start,) = story.fails("gpu", "node", node="n1", rank=0).decides()
+    assert [n.excluded_s for n in story.notes] == [story.policy.exclude_s]
+    assert isinstance(start.action, StartRanks)
+    assert start.action.exclude == ("n1",)
+    assert start.action.nodes == ("n3", "n2")
+    assert story.state.excluded_lately == 1
