@@ -16,7 +16,8 @@ from checkpointing.store.base import ObjectStore
 from orchestrator.address import with_address
 from orchestrator.config import RunConfig, freeze, load, thaw
 from orchestrator.core.actions import Outcome
-from orchestrator.core.events import Record, RunRequested
+from orchestrator.core.events import RunRequested
+from orchestrator.core.record import Record
 from orchestrator.core.state import State
 from orchestrator.errors import (
     AlreadyRunning,

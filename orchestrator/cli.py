@@ -20,7 +20,7 @@ from orchestrator.exit_codes import MEANING, OUTCOME_CODE, ExitCode
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from orchestrator.core.events import Record
+    from orchestrator.core.record import Record
     from orchestrator.core.state import State
     from orchestrator.views.history import History
     from orchestrator.views.report import Reference, Report

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from deploy.demo.processes import agent_pid, end_run, is_alive, kill, power_off
 from orchestrator.config import RunConfig, load
-from orchestrator.core.events import RanksStarted, Record
+from orchestrator.core.events import RanksStarted
+from orchestrator.core.record import Record
 from orchestrator.core.state import State
 from orchestrator.errors import EverstepError
 from orchestrator.supervisor.journal import read_records

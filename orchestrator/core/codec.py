@@ -10,7 +10,8 @@ import typing
 from enum import StrEnum
 from typing import Any, Union, get_args, get_origin
 
-from orchestrator.core.events import Event, Record
+from orchestrator.core.events import Event
+from orchestrator.core.record import Record
 
 SCHEMA = 1
 TAG = "is"

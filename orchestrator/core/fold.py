@@ -26,8 +26,8 @@ from orchestrator.core.actions import (
     Wait,
 )
 from orchestrator.core.actions import Snapshot as SnapshotAction
-from orchestrator.core.events import Record
 from orchestrator.core.measured import FailedCommit, Measured
+from orchestrator.core.record import Record
 from orchestrator.core.state import Pending, RunPhase, State
 
 K = TypeVar("K")

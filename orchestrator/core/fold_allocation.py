@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import GiveBack, Launch, Unhold
-from orchestrator.core.events import Record
-from orchestrator.core.state import Allocation, AllocationPhase, Incident, RunPhase, State
+from orchestrator.core.node import Allocation, AllocationPhase
+from orchestrator.core.record import Record
+from orchestrator.core.state import Incident, RunPhase, State
 
 KEPT_ALLOCATIONS = 64
 TOGETHER_S = 90.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Decision, SetInterval, Snapshot, StartRanks, StopRanks
-from orchestrator.core.events import Record
+from orchestrator.core.record import Record
 from orchestrator.core.state import (
     Attempt,
     AttemptPhase,

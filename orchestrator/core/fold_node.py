@@ -5,8 +5,9 @@ from dataclasses import replace
 from orchestrator.core import events as ev
 from orchestrator.core import fold_allocation as allocations
 from orchestrator.core import fold_attempt as attempts
-from orchestrator.core.events import Record
-from orchestrator.core.state import Node, State
+from orchestrator.core.node import Node
+from orchestrator.core.record import Record
+from orchestrator.core.state import State
 
 
 def joined(state: State, record: Record, event: ev.AgentJoined) -> State:

@@ -1,6 +1,7 @@
 """Which nodes an attempt gets: stable rank order, spares only where a node is missing."""
 
-from orchestrator.core.state import Node, State
+from orchestrator.core.node import Node
+from orchestrator.core.state import State
 
 
 def usable(state: State) -> tuple[str, ...]:

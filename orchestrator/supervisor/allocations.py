@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from orchestrator.core.events import AgentLost, Ending, Event, JobObserved, NodeLeaving
-from orchestrator.core.state import Allocation as Known
+from orchestrator.core.node import Allocation as Known
 from orchestrator.core.state import State
 from orchestrator.launch.launcher import Allocation
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core import events as ev
-from orchestrator.core.events import Event, Origin
+from orchestrator.core.events import Event
+from orchestrator.core.record import Origin
 from orchestrator.core.state import State
 from orchestrator.supervisor.sessions import Session
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.core.codec import CodecError, decode_record, encode
-from orchestrator.core.events import Record
 from orchestrator.core.fold import fold
+from orchestrator.core.record import Record
 from orchestrator.core.state import State
 from orchestrator.errors import JournalCorrupt, NotFound
 from orchestrator.sealed_line import MARK, seal, unseal

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from monitors.attribution import judge
 from monitors.faults import CLASS_OF, Evidence, EvidenceKind, FaultKind
 from orchestrator.core.events import FaultJudged
-from orchestrator.core.state import Attempt, Clue, Node
+from orchestrator.core.node import Node
+from orchestrator.core.state import Attempt, Clue
 
 
 def verdict_on(attempt: Attempt, nodes: Mapping[str, Node]) -> FaultJudged:

@@ -16,7 +16,8 @@ from monitors.observations import Ok
 from orchestrator.core import events as ev
 from orchestrator.core.events import Event
 from orchestrator.core.ledger import Entry, as_event
-from orchestrator.core.state import Allocation, State
+from orchestrator.core.node import Allocation
+from orchestrator.core.state import State
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import Launcher
 from orchestrator.ledger import Ledger

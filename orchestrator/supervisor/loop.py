@@ -13,8 +13,9 @@ from checkpointing.store.base import ObjectStore
 from orchestrator.config import RunConfig
 from orchestrator.core import events as ev
 from orchestrator.core.decide import decide
-from orchestrator.core.events import AgentLost, Event, Origin, Record
+from orchestrator.core.events import AgentLost, Event
 from orchestrator.core.fold import fold
+from orchestrator.core.record import Origin, Record
 from orchestrator.core.state import State
 from orchestrator.errors import PreconditionError
 from orchestrator.launch.launcher import AllocationSpec, Launcher

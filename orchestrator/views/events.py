@@ -7,7 +7,8 @@ from typing import Any
 from orchestrator.core import actions as act
 from orchestrator.core import events as ev
 from orchestrator.core.codec import encode
-from orchestrator.core.events import Event, Record
+from orchestrator.core.events import Event
+from orchestrator.core.record import Record
 from orchestrator.views import units
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Commit, Decision, Finish, SetInterval
-from orchestrator.core.events import Record
 from orchestrator.core.fold import fold
+from orchestrator.core.record import Record
 from orchestrator.core.state import Attempt, State
 
 KEPT_POINTS = 2048

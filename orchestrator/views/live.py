@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.core import events as ev
-from orchestrator.core.events import Record
+from orchestrator.core.record import Record
 from orchestrator.core.state import RunPhase, State
 from orchestrator.views.events import describe, line
 from orchestrator.views.goodput import Use, account

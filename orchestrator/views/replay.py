@@ -7,8 +7,9 @@ from typing import Any
 from orchestrator.core.actions import Decision
 from orchestrator.core.codec import encode
 from orchestrator.core.decide import decide
-from orchestrator.core.events import DecisionMade, Record
+from orchestrator.core.events import DecisionMade
 from orchestrator.core.fold import fold
+from orchestrator.core.record import Record
 from orchestrator.core.state import State
 
 

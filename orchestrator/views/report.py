@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.events import Record
+from orchestrator.core.record import Record
 from orchestrator.views.goodput import Goodput, account
 from orchestrator.views.history import History
 from orchestrator.views.losses import Loss, by_attempt, kept_curve

@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 from orchestrator.core import budgets
-from orchestrator.core.state import Allocation, Attempt, Node, RunPhase, State
+from orchestrator.core.node import Allocation, Node
+from orchestrator.core.state import Attempt, RunPhase, State
 from orchestrator.views.events import describe, kind_of
 from orchestrator.views.goodput import account
 from orchestrator.views.history import History

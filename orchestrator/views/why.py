@@ -13,7 +13,7 @@ from orchestrator.core.actions import (
     StopRanks,
     Wait,
 )
-from orchestrator.core.events import Record
+from orchestrator.core.record import Record
 from orchestrator.core.state import AttemptPhase, RunPhase, State
 from orchestrator.views.events import describe, describe_action
 from orchestrator.views.status import headline

@@ -15,7 +15,8 @@ from deploy.demo.run import DemoError, Run
 from deploy.devcluster.client import Devcluster
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Outcome, StartRanks
-from orchestrator.core.events import Event, Record
+from orchestrator.core.events import Event
+from orchestrator.core.record import Record
 from orchestrator.core.state import Incident, State
 from orchestrator.exit_codes import ExitCode
 from orchestrator.views.replay import replay

@@ -17,7 +17,8 @@ from typing import Literal, cast
 
 from orchestrator.app import compose, prepare, serve
 from orchestrator.config import freeze, load
-from orchestrator.core.events import DecisionMade, Record
+from orchestrator.core.events import DecisionMade
+from orchestrator.core.record import Record
 from orchestrator.preflight import preflight
 from orchestrator.supervisor.journal import FileJournal
 from orchestrator.supervisor.lease import Lease

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.codec import CodecError, decode_event, decode_record, encode
-from orchestrator.core.events import Event, Record
+from orchestrator.core.events import Event
+from orchestrator.core.record import Record
 from orchestrator.supervisor.journal import parse, render
 
 events = st.one_of(*(st.from_type(kind) for kind in get_args(Event)))

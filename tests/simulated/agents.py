@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Action, StartRanks, StopRanks
-from orchestrator.core.events import Event, Origin, StagedShard
+from orchestrator.core.events import Event, StagedShard
+from orchestrator.core.record import Origin
 
 KEPT_SLOTS = 2
 

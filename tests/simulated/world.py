@@ -21,9 +21,10 @@ from orchestrator.core.actions import (
     Wait,
 )
 from orchestrator.core.decide import decide
-from orchestrator.core.events import Event, Origin, Record
+from orchestrator.core.events import Event
 from orchestrator.core.fold import fold
 from orchestrator.core.policy import Policy
+from orchestrator.core.record import Origin, Record
 from orchestrator.core.state import State
 from orchestrator.supervisor.judge import verdict_on
 from tests.simulated.agents import Agent, Order, Welcome

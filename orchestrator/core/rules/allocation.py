@@ -1,12 +1,13 @@
 """What becomes of allocations that are held, or of no more use."""
 
 from orchestrator.core.actions import Decision, GiveBack, Unhold
+from orchestrator.core.node import Allocation, AllocationPhase, Node
 from orchestrator.core.placement import count_good, place
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.launch import ENDING_S, FIRST_PAUSE_S, is_coming, is_deserted, unwanted
 from orchestrator.core.rules.operator import upload_settled
 from orchestrator.core.rules.verdicts import fail, is_pending, make
-from orchestrator.core.state import Allocation, AllocationPhase, Node, State
+from orchestrator.core.state import State
 
 MOST_UNHELD = 3
 STILL_THERE_S = 120.0

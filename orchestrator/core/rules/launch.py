@@ -4,10 +4,11 @@ import math
 
 from orchestrator.core.actions import Decision, Launch
 from orchestrator.core.events import Ending
+from orchestrator.core.node import Allocation, AllocationPhase, Node
 from orchestrator.core.placement import count_good, count_usable, place, place_smaller
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import fail, is_pending, make, wait
-from orchestrator.core.state import Allocation, AllocationPhase, AttemptPhase, Node, State
+from orchestrator.core.state import AttemptPhase, State
 
 FIRST_PAUSE_S = 15.0
 LONGEST_PAUSE_S = 3600.0

@@ -5,10 +5,11 @@ The ranks save at one step and leave; nothing is lost. The next attempt is then 
 """
 
 from orchestrator.core.actions import Decision, StopRanks
+from orchestrator.core.node import Node
 from orchestrator.core.placement import place
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import make
-from orchestrator.core.state import Attempt, AttemptPhase, Node, State
+from orchestrator.core.state import Attempt, AttemptPhase, State
 
 
 def move(state: State, now: float, policy: Policy) -> Decision | None:

@@ -6,9 +6,10 @@ from typing import Any
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Action, Decision, Launch, NoteNode, StartRanks
 from orchestrator.core.decide import decide
-from orchestrator.core.events import Event, Origin, Record, StagedShard
+from orchestrator.core.events import Event, StagedShard
 from orchestrator.core.fold import fold
 from orchestrator.core.policy import Policy
+from orchestrator.core.record import Origin, Record
 from orchestrator.core.state import Attempt, Incident, State
 
 POLICY = Policy(budget={"process": 5, "node": 5, "storage": 5}, tune_interval=False)

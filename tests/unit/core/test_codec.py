@@ -13,8 +13,8 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Action, Decision, Finish, Outcome, StartRanks
 from orchestrator.core.codec import CodecError, decode_event, decode_record, encode
-from orchestrator.core.events import Origin, Record
 from orchestrator.core.policy import Policy
+from orchestrator.core.record import Origin, Record
 
 KINDS = get_args(ev.Event)
 

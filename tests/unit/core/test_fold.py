@@ -4,9 +4,10 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Decision, SetInterval
-from orchestrator.core.events import Origin
 from orchestrator.core.fold import HANDLERS, KEPT_UPLOADS, fold
-from orchestrator.core.state import AllocationPhase, AttemptPhase, RunPhase, State
+from orchestrator.core.node import AllocationPhase
+from orchestrator.core.record import Origin
+from orchestrator.core.state import AttemptPhase, RunPhase, State
 from tests.unit.core.story import Story
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Finish, GiveBack, Outcome
-from orchestrator.core.state import AllocationPhase
+from orchestrator.core.node import AllocationPhase
 from tests.unit.core.story import Story
 from tests.unit.core.test_replace import REPLACING, gives, launches, lost, recovered, running
 

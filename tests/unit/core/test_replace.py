@@ -3,8 +3,8 @@
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Finish, GiveBack, Launch, Outcome, StartRanks
 from orchestrator.core.events import Ending
+from orchestrator.core.node import AllocationPhase
 from orchestrator.core.rules.launch import MOST_FRUITLESS
-from orchestrator.core.state import AllocationPhase
 from tests.unit.core.story import Story, bare, policy
 
 REPLACING = policy(replace_nodes=True)

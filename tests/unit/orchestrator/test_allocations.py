@@ -3,8 +3,9 @@ from typing import Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.events import Ending
-from orchestrator.core.state import Allocation as Known
-from orchestrator.core.state import AllocationPhase, Node, State
+from orchestrator.core.node import Allocation as Known
+from orchestrator.core.node import AllocationPhase, Node
+from orchestrator.core.state import State
 from orchestrator.launch.launcher import Allocation
 from orchestrator.supervisor.allocations import changes, needs_a_fresh_look
 

@@ -13,8 +13,9 @@ from orchestrator import app
 from orchestrator.config import RunConfig, freeze
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Decision, Finish, Launch, Outcome
-from orchestrator.core.events import Event, Record
+from orchestrator.core.events import Event
 from orchestrator.core.policy import Policy
+from orchestrator.core.record import Record
 from orchestrator.errors import (
     AlreadyRunning,
     ConfigError,

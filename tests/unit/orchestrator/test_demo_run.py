@@ -9,7 +9,8 @@ import pytest
 from deploy.demo import run as demo
 from deploy.demo.run import DemoError, Run, write_toml
 from orchestrator.config import load
-from orchestrator.core.events import OperatorSaid, Record
+from orchestrator.core.events import OperatorSaid
+from orchestrator.core.record import Record
 from orchestrator.supervisor.journal import FileJournal
 
 

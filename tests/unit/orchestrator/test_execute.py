@@ -27,16 +27,9 @@ from orchestrator.core.actions import (
 )
 from orchestrator.core.events import Event, ShardUploaded
 from orchestrator.core.ledger import Entry, NodeIncident
+from orchestrator.core.node import Allocation, AllocationPhase, Node
 from orchestrator.core.policy import Policy
-from orchestrator.core.state import (
-    Allocation,
-    AllocationPhase,
-    Attempt,
-    AttemptPhase,
-    Node,
-    Pending,
-    State,
-)
+from orchestrator.core.state import Attempt, AttemptPhase, Pending, State
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import AllocationSpec
 from orchestrator.supervisor import execute

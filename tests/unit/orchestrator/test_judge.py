@@ -4,7 +4,8 @@ import pytest
 
 from monitors.faults import FaultKind
 from orchestrator.core.events import FaultJudged
-from orchestrator.core.state import Attempt, AttemptPhase, Clue, Node
+from orchestrator.core.node import Node
+from orchestrator.core.state import Attempt, AttemptPhase, Clue
 from orchestrator.supervisor import judge
 
 

@@ -16,7 +16,7 @@ from checkpointing.errors import StoreUnavailable
 from orchestrator.config import RunConfig
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Outcome as RunOutcome
-from orchestrator.core.events import Record
+from orchestrator.core.record import Record
 from orchestrator.core.state import State
 from orchestrator.errors import LeaseLost, PreconditionError
 from orchestrator.supervisor import looks, loop

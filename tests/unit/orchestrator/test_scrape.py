@@ -12,7 +12,8 @@ from monitors.host import HostReading
 from monitors.observations import Ok, Unknown
 from monitors.prometheus.exporter import NodeExporter
 from monitors.prometheus.snapshot import NodeSnapshot
-from orchestrator.core.state import Node, State
+from orchestrator.core.node import Node
+from orchestrator.core.state import State
 from orchestrator.supervisor import scrape
 from orchestrator.supervisor.scrape import Scraper
 from tests.unit.orchestrator.desk import free_port

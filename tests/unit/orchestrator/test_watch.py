@@ -8,7 +8,8 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Restore, Source
-from orchestrator.core.state import Attempt, AttemptPhase, Node, RunPhase, State
+from orchestrator.core.node import Node
+from orchestrator.core.state import Attempt, AttemptPhase, RunPhase, State
 from orchestrator.supervisor.probe import Answer, Answered
 from orchestrator.supervisor.suspicion import Limits
 from orchestrator.supervisor.watch import PROGRESS_LONGEST_S, PROGRESS_SHORTEST_S, Watch

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.codec import CodecError
-from orchestrator.core.events import Record
+from orchestrator.core.record import Record
 from orchestrator.errors import JournalCorrupt, NotFound
 from orchestrator.sealed_line import MARK
 from orchestrator.supervisor.journal import FileJournal, parse, read_records, render, state_of

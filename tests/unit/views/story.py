@@ -7,9 +7,10 @@ from monitors.faults import CLASS_OF, FaultKind
 from orchestrator.core import actions as act
 from orchestrator.core import events as ev
 from orchestrator.core.decide import decide
-from orchestrator.core.events import Event, Record
+from orchestrator.core.events import Event
 from orchestrator.core.fold import fold
 from orchestrator.core.policy import Policy
+from orchestrator.core.record import Record
 from orchestrator.core.state import State
 
 START = 1_800_000_000.0
