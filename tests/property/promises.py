@@ -51,6 +51,8 @@ def check_start(world: World, start: StartRanks) -> None:
         assert restore.step >= max((step for step, _ in good), default=0)
         if restore.source is Source.STORE:
             assert (restore.step, restore.attempt) in good
+        else:
+            assert len(start.nodes) == len(world.starts[restore.attempt].nodes), "another world"
 
 
 def check_placement(world: World, start: StartRanks) -> None:
