@@ -50,6 +50,7 @@ class JobEnd:
 
     Attributes:
         preempted: Whether it had been told to make room; sacct does not say.
+        said: Slurm's reason and the batch script's exit code, where they tell of a failure.
     """
 
     state: SlurmJobState
@@ -57,6 +58,7 @@ class JobEnd:
     end: datetime | None
     nodes: tuple[str, ...]
     preempted: bool = False
+    said: str = ""
 
 
 def scontrol_end(output: bytes) -> JobEnd | None:
@@ -68,6 +70,7 @@ def scontrol_end(output: bytes) -> JobEnd | None:
             end=moment(word_of(record, "EndTime")),
             nodes=expand(word_of(record, "NodeList")),
             preempted=moment(word_of(record, "PreemptTime")) is not None,
+            said=_said(word_of(record, "Reason"), word_of(record, "ExitCode")),
         )
     return None
 
@@ -112,7 +115,19 @@ def ending(job: JobEnd, nodes: Iterable[NodeView]) -> tuple[Ending, str]:
                 return Ending.FAILED, one_line(f"could not start on {node.name}: {node.reason}")
     if job.preempted and job.state in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
         return Ending.PREEMPTED, "left while it was being preempted"
-    return ENDING_OF[job.state], ""
+    how = ENDING_OF[job.state]
+    return how, job.said if how is Ending.FAILED else ""
+
+
+def _said(reason: str, exit_code: str) -> str:
+    """Return in words what Slurm gives as its reason, and as `3:0`: exit code and signal."""
+    code, _, signum = exit_code.partition(":")
+    told = [reason] if reason else []
+    if code not in ("", "0"):
+        told.append(f"exit code {code}")
+    if signum not in ("", "0"):
+        told.append(f"ended by signal {signum}")
+    return one_line(", ".join(told))
 
 
 def _failed_to_launch(node: NodeView, job: JobEnd) -> bool:

@@ -65,6 +65,17 @@ def test_slurms_memory_tells_more_than_the_books(capture: str, how: Ending) -> N
     assert text.scontrol_end(b"") is None
 
 
+def test_a_batch_script_that_failed_is_told_with_its_exit_code() -> None:
+    """A prologue that ends the script is a mistake of the user's, who sees nothing else."""
+    job = text.scontrol_end(data("scontrol-job-failed-22.05"))
+    assert job is not None
+    assert text.ending(job, ()) == (Ending.FAILED, "NonZeroExitCode, exit code 3")
+    killed = data("scontrol-job-failed-22.05").replace(b"ExitCode=3:0", b"ExitCode=0:9")
+    job = text.scontrol_end(killed.replace(b"Reason=NonZeroExitCode", b"Reason=None"))
+    assert job is not None
+    assert text.ending(job, ()) == (Ending.FAILED, "ended by signal 9")
+
+
 @pytest.mark.parametrize("source", [text.scontrol_end, text.sacct_end])
 def test_a_job_that_slurm_cancelled_as_a_prolog_failed_was_not_cancelled_by_a_person(
     source: object,
