@@ -149,7 +149,7 @@ class Story(Run):
             on: The node that the supervisor runs on; this machine when it is not given.
         """
         if late:
-            self.cluster.do("throttle", late, "--cpu", "0.3")
+            self.cluster.do("throttle", late, "--cpu", "0.05")
         if on:
             self.has_supervisor(self.start_on(on))
         else:

@@ -133,12 +133,12 @@ def test_a_clock_that_is_a_minute_off_changes_nothing(
     tell: MakeStory, cluster: Devcluster, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     wrong_clock = compiled(DATA / "wrong_clock.c", tmp_path / "wrong_clock.so")
-    story = tell(slurm=f'prologue = ["export LD_PRELOAD={wrong_clock}"]')
+    story = tell(spares=0, slurm=f'prologue = ["export LD_PRELOAD={wrong_clock}"]')
     cluster.on("node2", "sh", "-c", "echo 60 > /tmp/clock")
     tells = ("env", f"LD_PRELOAD={wrong_clock}", "date", "+%s")
     right, wrong = (int(cluster.on(node, *tells)) for node in ("node1", "node2"))
     assert 55 < wrong - right < 90
-    story.begin(late="node3")
+    story.begin()
     place = story.nodes.index("node2")
     kill(story.living_ranks("node2", 1)[0].pid)
     story.goes_on(2)
