@@ -60,6 +60,7 @@ class Connection:
         self._sent = 0
         self._wake = asyncio.Event()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._line: aiohttp.ClientWebSocketResponse | None = None  # also before the welcome
         self._tasks: set[asyncio.Future[object]] = set()
         self._parted = time.monotonic()
         self._settled = asyncio.Event()
@@ -95,9 +96,9 @@ class Connection:
                 await self._settled.wait()
 
     async def introduce_again(self) -> None:
-        """Close the connection; the next one begins with a fresh hello."""
-        if self._socket is not None:
-            await self._socket.close()
+        """Close the connection, welcomed or not; the next one begins with a fresh hello."""
+        if self._line is not None:
+            await self._line.close()
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
@@ -123,6 +124,7 @@ class Connection:
                 heartbeat=PING_S,
                 max_msg_size=MAX_FRAME_BYTES,
             )
+        self._line = socket
         try:
             await socket.send_str(pack(self._hello()))
             async for frame in socket:
@@ -130,6 +132,7 @@ class Connection:
                     break
                 await self._receive(socket, frame.data)
         finally:
+            self._line = None
             if self._socket is not None:
                 self._socket, self._parted = None, time.monotonic()
                 self._note()

@@ -13,6 +13,7 @@ from orchestrator.agent.connection import Connection
 from orchestrator.core.events import RanksGone
 from orchestrator.wire import (
     Fact,
+    Hello,
     Order,
     Outcome,
     Report,
@@ -93,6 +94,25 @@ def test_facts_without_an_ack_are_sent_again_to_the_next_supervisor(tmp_path: Pa
             assert [fact.n for fact in second.facts] == [3, 4]
             assert connection.unsent == 2
         assert [welcome.epoch for welcome in line.welcomes] == [1, 2]
+
+    play(main())
+
+
+def test_an_agent_that_has_not_been_welcomed_yet_can_introduce_itself_again(tmp_path: Path) -> None:
+    """Its hello is out already, and what has changed since would never be told."""
+
+    async def main() -> None:
+        line = Line(tmp_path)
+        async with Desk(tmp_path) as desk, line.running() as connection:
+            greet = desk.sessions._greet
+
+            def greets(hello: Hello) -> Welcome:
+                if not desk.hellos:
+                    connection._spawn(connection.introduce_again())
+                return greet(hello)
+
+            desk.sessions._greet = greets  # type: ignore[method-assign]
+            await until(lambda: len(desk.hellos) == 2)
 
     play(main())
 
