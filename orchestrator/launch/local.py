@@ -59,13 +59,13 @@ class LocalLauncher:
             "run_dir": str(self._run_dir),
             "entry": spec.entry,
         }
-        command = [sys.executable, "-m", "orchestrator.launch.submit", json.dumps(request)]
-        # No pipe to the child: the controller inherits it and would hold it open for ever.
+        command = [sys.executable, "-m", "orchestrator.launch.submit"]
+        # No pipe from the child: the controller inherits it and would hold it open for ever.
         with (folder / "controller.log").open("ab") as log:
             try:
                 done = subprocess.run(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    input=json.dumps(request).encode(),
                     stdout=log,
                     stderr=log,
                     timeout=SUBMIT_TIMEOUT_S,

@@ -4,13 +4,7 @@ Slurm says whether the allocation waits, runs or is gone, and which of its nodes
 cannot tell whether an agent lives; heartbeats do.
 """
 
-import contextlib
-import json
 import logging
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +14,11 @@ import tenacity
 from monitors.observations import Observation
 from orchestrator.launch.folders import folder_of, home, note_of
 from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
+from orchestrator.launch.slurm_child import submit_in_child
 from orchestrator.launch.slurm_commands import (
     SlurmError,
     SlurmRefused,
     SlurmUnavailable,
-    allowed,
     cancel_jobs,
     job_record,
     jobs_by_id,
@@ -36,11 +30,9 @@ from orchestrator.launch.slurm_look import LOOK_EVERY_S, SlurmLook, is_held, man
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_submit import request_of
 from orchestrator.launch.slurm_text import JobFate, JobView
-from orchestrator.launch.submit import UNAVAILABLE_EXIT
 
 log = logging.getLogger(__name__)
 
-SUBMIT_TIMEOUT_S = 120.0
 SUBMIT_TRIES = 3
 SUBMIT_RETRY_S, SUBMIT_RETRY_LONGEST_S = 2.0, 15.0
 LEAVING_S = 2.0
@@ -91,15 +83,8 @@ class SlurmLauncher:
         request = request_of(spec, self._options)
         folder = folder_of(spec)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "submit.log"
-        with path.open("a+b") as file:
-            began = file.tell()
-            code = _run_child(request, allowed(os.environ, self._options.export), file.fileno())
-            file.seek(began)
-            lines = file.read().decode(errors="replace").split("\n")
-        if code != 0:
-            why = next((line for line in reversed(lines) if line.strip()), f"see {path}")
-            raise (SlurmUnavailable if code == UNAVAILABLE_EXIT else SlurmRefused)(why.strip())
+        log, export = folder / "submit.log", self._options.export
+        submit_in_child("orchestrator.launch.submit", request, log, export=export)
         return str(note_of(folder)["job"])
 
     def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:
@@ -175,23 +160,3 @@ class SlurmLauncher:
         while (left := self._living(jobs)) and time.monotonic() < until:
             time.sleep(CANCEL_EVERY_S)
         return left
-
-
-def _run_child(request: dict[str, object], env: dict[str, str], output: int) -> int:
-    """Run the submitting child, in a session of its own: it ends with its sbatch or not at all."""
-    command = [sys.executable, "-m", "orchestrator.launch.submit", json.dumps(request)]
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=env,
-        start_new_session=True,
-    )
-    try:
-        return child.wait(SUBMIT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        raise SlurmUnavailable(f"submitting took longer than {SUBMIT_TIMEOUT_S:g} s") from None

@@ -4,24 +4,19 @@ The job is known by name, comment and working directory, as an allocation is. Ma
 a child with the environment of the allow-list, which Slurm takes over for the job.
 """
 
-import contextlib
 import fcntl
-import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.launch.folders import note_of, write_note
+from orchestrator.launch.slurm_child import request_given, submit_in_child, told_by_exit
 from orchestrator.launch.slurm_commands import (
     SlurmRefused,
     SlurmUnavailable,
-    allowed,
     ask,
     jobs_named,
 )
@@ -34,8 +29,6 @@ if TYPE_CHECKING:
 PICKLE = "supervisor.pkl"
 FROZEN = "run.json"  # in the job's folder: the run file as it was when the job was made
 LOG = "supervisor.log"  # in the run directory
-SUBMIT_TIMEOUT_S = 120.0
-UNAVAILABLE_EXIT = 75  # sysexits.h, EX_TEMPFAIL: ask again
 WARN_S = 120  # Slurm may be a minute early, and asking it to start the job again takes moments
 SETTLE_S = 60.0
 POLL_S = 0.5
@@ -140,32 +133,10 @@ def requeue(job: str) -> None:
 
 def _submit_in_child(spec: SupervisorSpec, lock: int) -> str:
     request = {**asdict(spec), "folder": str(spec.folder)}
-    command = [sys.executable, "-P", "-m", "orchestrator.launch.slurm_supervisor"]
-    command.append(json.dumps(request))
-    log, note = spec.folder / "submit.log", spec.folder / "job.json"
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=allowed(os.environ, spec.options.export),
-            start_new_session=True,
-            pass_fds=(lock,),  # held for as long as anybody may still call sbatch
-        )
-        try:
-            code = child.wait(SUBMIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            text = f"submitting took longer than {SUBMIT_TIMEOUT_S:g} s"
-            raise SlurmUnavailable(text) from None
-    if code != 0:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        why = next((line for line in reversed(lines) if line.strip()), f"see {log}")
-        raise (SlurmUnavailable if code == UNAVAILABLE_EXIT else SlurmRefused)(why.strip())
-    return str(json.loads(note.read_text(encoding="utf-8"))["job"])
+    log, export = spec.folder / "submit.log", spec.options.export
+    # It holds the lock for as long as anybody may still call sbatch.
+    submit_in_child(__name__, request, log, export=export, keep=(lock,))
+    return str(note_of(spec.folder)["job"])
 
 
 def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
@@ -208,21 +179,13 @@ def _executor(spec: SupervisorSpec) -> "Executor":
 
 
 def main() -> None:
-    """Be the child: submit what the command line says, and note the job's id.
-
-    Why Slurm said no, or nothing, is the last line on stderr.
-    """
-    raw = json.loads(sys.argv[1])
+    """Be the child: submit what standard input says, and note the job's id."""
+    raw = request_given()
     options = SlurmOptions(**raw.pop("options"))
     spec = SupervisorSpec(**{**raw, "folder": Path(raw["folder"]), "options": options})
-    try:
+    with told_by_exit():
         job = _executor(spec).hand_over(PICKLE, spec.entry, str(spec.folder))
-    except (SlurmUnavailable, SlurmRefused) as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(UNAVAILABLE_EXIT if isinstance(error, SlurmUnavailable) else 1)
-    temporary = spec.folder / ".job.json.new"
-    temporary.write_text(json.dumps({"job": job}), encoding="utf-8")
-    temporary.replace(spec.folder / "job.json")
+    write_note(spec.folder, {"job": job})
 
 
 if __name__ == "__main__":

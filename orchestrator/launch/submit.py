@@ -5,37 +5,28 @@ and an agent that finds its node's lock taken, or Slurm's job not noted, leaves 
 """
 
 import fcntl
-import json
 import pkgutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from orchestrator.launch.folders import note_of, write_note
-from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable
+from orchestrator.launch.slurm_child import request_given, told_by_exit
 from orchestrator.launch.slurm_submit import submit_once
 from orchestrator.process_id import start_time
 
 FOREVER_MIN = 60 * 24 * 365  # the run ends the allocation, not a clock
-UNAVAILABLE_EXIT = 75  # sysexits.h, EX_TEMPFAIL: ask again
 
 
 def main() -> None:
-    """Read the request from the command line and submit it once.
-
-    Why Slurm said no, or nothing, is the last line on stderr.
-    """
-    request = json.loads(sys.argv[1])
+    """Read the request from standard input and submit it once."""
+    request = request_given()
     folder = Path(request["folder"])
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if note_of(folder).get("key") == request["key"]:
             return
-        try:
+        with told_by_exit():
             value = _submit(folder, request)
-        except (SlurmUnavailable, SlurmRefused) as error:
-            sys.stderr.write(f"{error}\n")
-            sys.exit(UNAVAILABLE_EXIT if isinstance(error, SlurmUnavailable) else 1)
         write_note(folder, {**value, "key": request["key"]})
 
 

@@ -9,8 +9,7 @@ import pytest
 from deploy.devcluster.client import Devcluster
 from monitors.observations import Ok, Unknown
 from orchestrator.core.events import Ending
-from orchestrator.launch import slurm as launcher_module
-from orchestrator.launch import slurm_commands
+from orchestrator.launch import slurm_child, slurm_commands
 from orchestrator.launch.folders import folder_of
 from orchestrator.launch.launcher import LaunchRefusedError
 from orchestrator.launch.slurm_options import SlurmOptions
@@ -62,7 +61,7 @@ def test_a_job_that_was_accepted_without_an_answer_is_found(
 def test_a_submission_that_hangs_after_it_was_accepted_is_found(
     bench: SlurmBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_module, "SUBMIT_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(slurm_child, "SUBMIT_TIMEOUT_S", 5.0)
     hide_sbatch(bench, monkeypatch, '{sbatch} "$@" > /dev/null; sleep 600')
     job = bench.launcher.submit(spec(bench))
     assert seen(bench, job, bench.all_there).job == job
