@@ -94,23 +94,10 @@ def run(
     store = preflight(bound)
     run_dir = config.run_dir
     is_new = not run_dir.exists() and standby is None
-    lease: Lease | None = None
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        before = state_in(run_dir)
-        lease, has_waited = _lease(run_dir, standby, before.epoch)
-        if has_waited and not before.over and (outcome := outcome_of(run_dir)) is not None:
-            lease.release()
-            return outcome
-        state, history = prepare(config)
-        freeze(config, run_dir / "run.json")
-        with contextlib.closing(FileJournal(run_dir / "journal.jsonl")) as journal:
-            supervisor = compose(bound, state, history, journal, lease, store, watcher)
-            final = serve(supervisor)
-        lease.release()
+        return _run(config, bound, store, watcher, standby)
     except (EverstepError, KeyboardInterrupt, OSError) as error:
-        if lease is not None:
-            lease.release()
         is_ours = not isinstance(error, AlreadyRunning | LeaseLost)
         if is_new and is_ours and not _has_records(run_dir):
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -119,6 +106,28 @@ def run(
             text = f"{error.filename or run_dir}: {why}; put that right and start again"
             raise PreconditionError(text) from error
         raise
+
+
+def _run(
+    config: RunConfig,
+    bound: RunConfig,
+    store: ObjectStore | None,
+    watcher: Watcher | None,
+    standby: Said | None,
+) -> Outcome:
+    """Hold the lease and supervise; `bound` has the supervisor's address."""
+    run_dir = config.run_dir
+    before = state_in(run_dir)
+    lease, has_waited = _lease(run_dir, standby, before.epoch)
+    try:
+        if has_waited and not before.over and (outcome := outcome_of(run_dir)) is not None:
+            return outcome
+        state, history = prepare(config)
+        freeze(config, run_dir / "run.json")
+        with contextlib.closing(FileJournal(run_dir / "journal.jsonl")) as journal:
+            final = serve(compose(bound, state, history, journal, lease, store, watcher))
+    finally:
+        lease.release()
     assert final.outcome is not None
     return final.outcome
 
