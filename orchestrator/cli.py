@@ -274,9 +274,10 @@ def main() -> None:
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:
         sys.exit(int(ExitCode.INTERRUPTED))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(PIPE_CLOSED)
+    except SystemExit as end:
+        # typer's own answer to a reader who left is 1: that of a run that failed.
+        is_unread = isinstance(end.__context__, BrokenPipeError)
+        sys.exit(PIPE_CLOSED if is_unread else end.code)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may look raw
         place = _keep_traceback()
         text = f"everstep: internal error: {type(error).__name__}: {error}".splitlines()[0]

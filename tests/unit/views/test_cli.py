@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -101,6 +102,16 @@ def test_events_are_lines_or_json_lines_and_can_be_filtered(everstep, run_dir: P
     assert [row["kind"] for row in rows] == ["fault_judged"] * 2
     _, out, _ = everstep("events", str(run_dir))
     assert len(out.splitlines()) == len(whole_story().records)
+
+
+def test_a_reader_who_leaves_is_no_failed_run(run_dir: Path) -> None:
+    """As in `everstep events RUN | head`; 141 is what a shell has for SIGPIPE."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "orchestrator", "events", str(run_dir)]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_following_a_run_that_is_over_ends(everstep, run_dir: Path) -> None:
