@@ -16,7 +16,8 @@ class FaultKind(StrEnum):
 
     `gpu_memory` is a hardware memory error (ECC). A program that asks for more device memory than
     there is crashed: `rank_crashed`. `rank_killed` is a signal from outside the program. `moved` is
-    no fault: the run left nodes of its own accord. `allocation_ended` is what `preempted` and
+    no fault: the run left nodes of its own accord. `node_full` is a node without room for a
+    checkpoint that had found room before. `allocation_ended` is what `preempted` and
     `time_limit` are while it is not known which.
     """
 
@@ -29,6 +30,7 @@ class FaultKind(StrEnum):
     GPU_MEMORY = "gpu_memory"
     NETWORK = "network"
     HOST_OOM = "host_oom"
+    NODE_FULL = "node_full"
     STORAGE = "storage"
     RESTORE_FAILED = "restore_failed"
     MOVED = "moved"
@@ -63,6 +65,7 @@ CLASS_OF: Mapping[FaultKind, FaultClass] = MappingProxyType(
         FaultKind.GPU_MEMORY: FaultClass.NODE,
         FaultKind.NETWORK: FaultClass.NODE,
         FaultKind.HOST_OOM: FaultClass.PROCESS,
+        FaultKind.NODE_FULL: FaultClass.NODE,
         FaultKind.STORAGE: FaultClass.STORAGE,
         FaultKind.RESTORE_FAILED: FaultClass.STORAGE,
         FaultKind.MOVED: FaultClass.FREE,

@@ -141,6 +141,8 @@ def _exits(case: Case) -> Iterable[Root]:
     for rank, exit_ in case.exits.items():
         if exit_.code in _CODE_FAULTS:
             fault, text = _CODE_FAULTS[exit_.code]
+            if exit_.code == STAGE_REFUSED_CODE and (exit_.step or 0) > 0:
+                fault = FaultKind.NODE_FULL  # the same state has found room before
             yield _of_exit(Tier.STRONG, exit_, fault, exit_.text or text, 0.95)
         elif exit_.signal == Signals.SIGKILL:
             yield _of_exit(Tier.STRONG, exit_, FaultKind.RANK_KILLED, "killed by SIGKILL", 0.8)

@@ -36,6 +36,7 @@ from orchestrator.wire import (
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
+MOVED_S = 0.5
 RETRY_S = (0.1, 0.2, 0.5, 1.0)
 PING_S = 5.0
 CLOSE_S = 0.5
@@ -115,15 +116,7 @@ class Connection:
                 await asyncio.sleep(_wait_s(tries))
 
     async def _one_connection(self, session: aiohttp.ClientSession) -> None:
-        url, token = self._whereabouts()
-        # Not wait_for: before Python 3.12 it loses a cancellation that comes with the result.
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            socket = await session.ws_connect(
-                f"{url}/agents",
-                headers={"Authorization": f"Bearer {token}"},
-                heartbeat=PING_S,
-                max_msg_size=MAX_FRAME_BYTES,
-            )
+        socket = await self._connect(session)
         self._line = socket
         try:
             await socket.send_str(pack(self._hello()))
@@ -140,6 +133,30 @@ class Connection:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(CLOSE_S):  # a frozen supervisor does not say goodbye
                     await socket.close()
+
+    async def _connect(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        """Reach the supervisor; one that has moved meanwhile is not waited for at its old place."""
+        where = self._whereabouts()
+        url, token = where
+        reaching = asyncio.ensure_future(
+            session.ws_connect(
+                f"{url}/agents",
+                headers={"Authorization": f"Bearer {token}"},
+                heartbeat=PING_S,
+                max_msg_size=MAX_FRAME_BYTES,
+            )
+        )
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                while not reaching.done():
+                    await asyncio.wait({reaching}, timeout=MOVED_S)
+                    if not reaching.done() and self._whereabouts() != where:
+                        raise OSError("another supervisor has taken over")
+                return reaching.result()
+        finally:
+            if not reaching.done():
+                reaching.cancel()
+                await asyncio.wait({reaching})
 
     def _whereabouts(self) -> tuple[str, str]:
         """Return the supervisor's address and the token; raises OSError or ValueError."""

@@ -233,7 +233,7 @@ class Agent:
             try:
                 await self._ranks.start(start)
             except OSError as error:
-                self._ranks.not_started(start, f"cannot start {self._config.argv[0]}: {error}")
+                self._ranks.not_started(start, error)
             return Outcome(key=key, ok=True)
 
     def _reserve_port(self, attempt: int) -> int:

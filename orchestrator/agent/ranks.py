@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -124,8 +125,16 @@ class Ranks:
         for rank in self._ranks.values():
             rank.watcher = asyncio.ensure_future(self._watch(rank, order.attempt))
 
-    def not_started(self, order: StartNode, why: str) -> None:
-        """Report ranks that could not be started, as a shell would: exit code 127."""
+    def not_started(self, order: StartNode, error: OSError) -> None:
+        """Report ranks that could not be started, as a shell would: exit code 127.
+
+        A node without memory for their slots is one without memory for their checkpoints.
+        """
+        is_full = error.errno == errno.ENOSPC
+        code = STAGE_REFUSED_EXIT if is_full else NOT_STARTED_EXIT
+        why = f"cannot start {self._spec.argv[0]}: {error}"
+        if is_full:
+            why = f"no room in {self._node_dir.parent.parent} (nodes.memory_dir): {error.strerror}"
         first = order.node_rank * order.ranks
         for number in range(first, first + order.ranks):
             self._fact(
@@ -133,8 +142,9 @@ class Ranks:
                     attempt=order.attempt,
                     node=self._spec.node,
                     rank=number,
-                    code=NOT_STARTED_EXIT,
+                    code=code,
                     ours=False,
+                    note=NOTES.get(code, ""),
                     last_line=why[:300],
                 )
             )

@@ -62,7 +62,7 @@ def warned(state: State, record: Record, event: ev.AgentWarned) -> State:
     node = state.nodes.get(event.node)
     if node is None or node.warned == "TERM":
         return state
-    return with_node(state, replace(node, warned=event.signal))
+    return with_node(state, replace(node, warned=event.signal, warned_at=record.at))
 
 
 def leaving(state: State, record: Record, event: ev.NodeLeaving) -> State:

@@ -87,6 +87,7 @@ class Node:
         in_ledger: The ledger says so too, so that it can also take it back.
         leaving: Why the site wants it back, empty if it does not; it still works.
         warned: The signal that announced its end, `USR2` or `TERM`, "" for none.
+        warned_at: When that was heard.
         given_back: The run ends its allocation.
         former: Replaced incarnations; nothing that they say counts.
     """
@@ -105,6 +106,7 @@ class Node:
     in_ledger: bool = False
     leaving: str = ""
     warned: str = ""
+    warned_at: float = 0.0
     given_back: bool = False
     former: frozenset[str] = frozenset()
     staged: tuple[StagedShard, ...] = ()

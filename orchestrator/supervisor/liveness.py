@@ -28,6 +28,7 @@ from orchestrator.supervisor.probe import ANSWER_S, Address, Answer, Answered, P
 from orchestrator.supervisor.suspicion import Limits, Rhythm
 
 LATE_BEATS = 1.5
+RETURN_S = 10.0  # an agent may still be trying to reach the supervisor before this one
 PROBES = 20
 SPAN_S = 1.0
 SPAN_BEATS = 2.0
@@ -220,7 +221,7 @@ class Liveness:
         text = f"silent for {silent_s:.1f} s"
         if asked is not None and self._is_odd(node, now) and self._is_conclusive(asked):
             text = f"{text}, and its machine does not answer ({asked.unanswered} probes)"
-        elif silent_s <= self._limits.agent_lost_s:
+        elif silent_s <= self._limits.agent_lost_s + (0.0 if node in self._rhythms else RETURN_S):
             return None
         elif node in self._rests and (asked is None or not asked.unanswered):
             text = f"{text}, though its machine answers"

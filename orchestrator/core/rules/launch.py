@@ -14,6 +14,7 @@ FIRST_PAUSE_S = 15.0
 LONGEST_PAUSE_S = 3600.0
 MOST_FRUITLESS = 5
 ENDING_S = 90.0
+WARNING_S = 3.0
 SETTLED_S = 120.0
 
 
@@ -64,6 +65,8 @@ def replace(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if _is_recovering(state, now) or _is_ending_unknown(state, now):
         return None
+    if any(state.waited_s(n.warned_at, now) < WARNING_S for n in state.nodes.values() if n.warned):
+        return None  # the others of its allocation may be about to say the same
     if now < _next_request_at(state, now):
         return None
     reason = f"{missing} of {state.run.nodes + state.run.spares} nodes are missing: {gone(state)}"

@@ -116,7 +116,7 @@ def test_a_warning_before_the_time_limit_empties_the_allocation() -> None:
     assert isinstance(stop.action, StopRanks)
     assert stop.action.moved == "time_limit"
     saved(story, 7).judged("time_limit", "free").commits(7)
-    ask, back, *_ = story.decides()
+    ask, back, *_ = story.later(4).decides()
     assert (bare(ask.action), back.action) == (Launch(nodes=3), GiveBack(job="job-1"))
     story.says(ev.ActionDone(key=ask.key, ok=True, detail="job-2"))
     story.says(ev.JobObserved(job="job-2", state="queued", why="Resources"))

@@ -143,7 +143,7 @@ def test_who_ends_an_allocation_is_known_before_another_is_asked_for() -> None:
     story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
     assert story.incident.fault == "preempted"
     assert "preempted" in story.incident.cause
-    assert launches(story) == [3]
+    assert launches(story.later(4)) == [3]
 
 
 def test_an_end_that_nobody_explains_is_taken_for_none_of_a_person_in_the_end() -> None:
@@ -338,3 +338,18 @@ def test_a_node_that_was_lost_long_before_its_allocation_ended_was_lost() -> Non
     story.decides()
     story.later(91).says(ev.JobObserved(job="job-1", state="gone", ending=Ending.TIME_LIMIT))
     assert story.incident.fault == "node_lost"
+
+
+def test_nothing_is_asked_for_until_all_of_a_warned_allocation_have_spoken() -> None:
+    story = running().says(ev.AgentWarned(node="n3", signal="TERM", left_s=25.0))
+    assert story.decides() == []
+    story.later(0.1).says(ev.AgentWarned(node="n1", signal="TERM", left_s=25.0))
+    story.says(ev.AgentWarned(node="n2", signal="TERM", left_s=25.0))
+    assert launches(story) == []
+    assert launches(story.later(60)) == []
+
+
+def test_one_agent_that_is_told_to_end_is_replaced_a_moment_later() -> None:
+    story = running().says(ev.AgentWarned(node="n3", signal="TERM", left_s=25.0))
+    assert launches(story.later(2.9)) == []
+    assert launches(story.later(0.2)) == [1]

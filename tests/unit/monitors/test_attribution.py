@@ -206,6 +206,14 @@ def test_exit_code_78_on_all_ranks_of_a_node_is_storage_there() -> None:
     assert (verdict.fault, verdict.node, verdict.rank) == (FaultKind.STORAGE, "n1", None)
 
 
+def test_a_node_without_room_for_what_found_room_before_is_to_blame() -> None:
+    full = "cannot stage step 40: needs 2 GiB in /dev/shm"
+    verdict = judge([exit_(r, 1.0, r, "n1", code=78, step=40, text=full) for r in range(2)])
+    assert (verdict.fault, verdict.fault_class) == (FaultKind.NODE_FULL, FaultClass.NODE)
+    assert verdict.node == "n1"
+    assert "/dev/shm" in verdict.cause
+
+
 def test_kills_that_we_sent_are_no_evidence() -> None:
     verdict = judge(
         [

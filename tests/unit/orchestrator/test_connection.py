@@ -1,5 +1,6 @@
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -113,6 +114,26 @@ def test_an_agent_that_has_not_been_welcomed_yet_can_introduce_itself_again(tmp_
 
             desk.sessions._greet = greets  # type: ignore[method-assign]
             await until(lambda: len(desk.hellos) == 2)
+
+    play(main())
+
+
+def test_a_supervisor_that_moves_is_found_while_its_dead_host_still_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.connection.CONNECT_TIMEOUT_S", 600.0)
+
+    async def main() -> None:
+        line = Line(tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as dead:  # takes connections, answers none
+            where = {"url": f"http://127.0.0.1:{dead.getsockname()[1]}"}
+            (tmp_path / "supervisor.json").write_text(json.dumps(where))
+            (tmp_path / "token").write_text("old")
+            async with line.running():
+                await asyncio.sleep(0.1)
+                assert not line.welcomes
+                async with Desk(tmp_path):
+                    await until(lambda: line.welcomes)
 
     play(main())
 

@@ -10,6 +10,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import Restore, Source
 from orchestrator.core.node import Node
 from orchestrator.core.state import Attempt, AttemptPhase, RunPhase, State
+from orchestrator.supervisor.liveness import RETURN_S
 from orchestrator.supervisor.probe import Answer, Answered
 from orchestrator.supervisor.suspicion import Limits
 from orchestrator.supervisor.watch import PROGRESS_LONGEST_S, PROGRESS_SHORTEST_S, Watch
@@ -257,8 +258,10 @@ def test_a_heartbeat_is_a_sign_of_life() -> None:
 
 def test_a_new_supervisor_gives_agents_time_to_come_back() -> None:
     watch = Watch(T, LIMITS)
-    assert not looking(watch, running(), T, T + LIMIT_S - 1)
-    assert len(looking(watch, running(), T + LIMIT_S - 1, T + LIMIT_S + 1)) == 3
+    assert not looking(watch, running(), T, T + LIMIT_S + RETURN_S - 1)
+    assert (
+        len(looking(watch, running(), T + LIMIT_S + RETURN_S - 1, T + LIMIT_S + RETURN_S + 1)) == 3
+    )
 
 
 def test_a_lost_agent_is_not_lost_again() -> None:
