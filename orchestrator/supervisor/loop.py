@@ -70,36 +70,26 @@ class Supervisor:
         self._journal = journal
         self._lease = lease
         self._store = store
-        # Local nodes are called alike in every run and are none that runs could share.
-        is_shared = config.nodes.launcher == "slurm"
-        ledger = Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
         self._watcher = watcher
         self._inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self._kept_back: dict[str, tuple[AgentLost, float]] = {}
-        self._last_tick = time.monotonic()
-        self._recorded = time.monotonic()
+        self._last_tick = self._recorded = time.monotonic()
         times = config.timeouts
         limits = Limits(heartbeat_s=times.heartbeat_s, agent_lost_s=times.agent_lost_s)
         self.watch = Watch(time.monotonic(), limits)
         self._prober = Prober(self.watch.answered)
+        ledger = _ledger_of(config)
         self._looks = Looks(launcher, ledger, self.watch, lambda: self.state, self.emit)
         self.sessions = Sessions(
             token, self._greet, self._fact, self._report, self._gone, self._is_former
         )
         self.server = Server(config.server.host, config.server.port, self.sessions, self._pages())
-        spec = AllocationSpec(
-            key="",
-            name=config.run.name,
-            nodes=config.nodes.count + config.nodes.spares,
-            gpus_per_node=config.nodes.gpus_per_node,
-            run_dir=config.run_dir,
-        )
         context = Context(
             state=lambda: self.state,
             step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
             emit=self.emit,
         )
-        self._executor = Executor(self.sessions, launcher, store, ledger, spec, context)
+        self._executor = Executor(self.sessions, launcher, store, ledger, _spec_of(config), context)
 
     def emit(self, event: Event) -> None:
         """Hand an event to the loop."""
@@ -371,3 +361,20 @@ class Supervisor:
         while True:
             await self._scraper.once(self.state)
             await asyncio.sleep(SCRAPE_S)
+
+
+def _ledger_of(config: RunConfig) -> Ledger:
+    """Local nodes are called alike in every run and are none that runs could share."""
+    is_shared = config.nodes.launcher == "slurm"
+    return Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
+
+
+def _spec_of(config: RunConfig) -> AllocationSpec:
+    """What all allocations of a run have in common; key and nodes are those of a decision."""
+    return AllocationSpec(
+        key="",
+        name=config.run.name,
+        nodes=config.nodes.count + config.nodes.spares,
+        gpus_per_node=config.nodes.gpus_per_node,
+        run_dir=config.run_dir,
+    )

@@ -37,8 +37,7 @@ def status(
         state: The state of the run.
         history: Its past.
         now: Unix seconds.
-        supervisor: What is known of the supervisor from outside the journal: `url`, `alive`
-            (None: not asked).
+        supervisor: What is known of it from elsewhere: `url`, `alive` (None: not asked).
     """
     return {
         "run": state.run.run if state.run else None,
