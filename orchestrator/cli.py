@@ -105,6 +105,11 @@ def run(
 app.command()(cli_submit.submit)
 
 
+def _without_values(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the names of the ranks' variables only: values may be secret."""
+    return {**config, "job": {**config["job"], "env": sorted(config["job"]["env"])}}
+
+
 @app.command()
 def check(
     config: ConfigArgument,
@@ -133,7 +138,7 @@ def check(
             {"name": name, "seconds": seconds, "meaning": meaning}
             for name, seconds, meaning in checked.timeouts
         ],
-        "config": checked.config.model_dump(mode="json"),
+        "config": _without_values(checked.config.model_dump(mode="json")),
     }
     _show(body, check_view, as_json)
 

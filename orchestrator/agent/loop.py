@@ -268,6 +268,7 @@ class Agent:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + ORPHANS_S
                 orphans.reap([rank.process.pid for rank in self._ranks.running])
+                self._ranks.stay_warm()
             self._tell_staged()
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + every

@@ -92,6 +92,11 @@ class Ranks:
         if self._zygote is not None and can_fork(self._spec.argv):
             self._zygote.warm_up()
 
+    def stay_warm(self) -> None:
+        """Have the zygote again that somebody has killed; returns at once."""
+        if self._zygote is not None:
+            self._zygote.revive()
+
     async def start(self, order: StartNode) -> None:
         """Start the node's ranks of a new attempt; whatever ran before is killed first.
 

@@ -72,6 +72,7 @@ class Zygote:
         self._channel: socket.socket | None = None
         self._ready: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
+        self._was_ready = False
 
     def warm_up(self) -> None:
         """Start the process, unless it runs; returns at once."""
@@ -81,7 +82,13 @@ class Zygote:
             self._ready = asyncio.ensure_future(self._start())
             self._ready.add_done_callback(_tell)
 
+    def revive(self) -> None:
+        """Start it again when it was warm and somebody killed it; one that never was is left."""
+        if self._was_ready:
+            self.warm_up()
+
     async def _start(self) -> None:
+        self._was_ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self._drop_channel()
@@ -103,6 +110,7 @@ class Zygote:
         answer = await self._receive(READY_TIMEOUT_S)
         if answer.get("threads") != 1:
             raise ZygoteUnavailable(f"not safe to fork: {answer}")
+        self._was_ready = True
 
     async def fork(
         self, argv: Sequence[str], env: Mapping[str, str], workdir: Path, output: int

@@ -65,6 +65,10 @@ class LaunchRefusedError(Exception):
     """The launcher said no; the message is one line with its reason."""
 
 
+class LaunchUnknownError(Exception):
+    """No answer came: it may be done or not; asking the same again is safe. One line says why."""
+
+
 class Launcher(Protocol):
     """Gets nodes and says what became of them. Calls may block; each has its own timeout."""
 
@@ -76,6 +80,7 @@ class Launcher(Protocol):
 
         Raises:
             LaunchRefusedError: It will not be granted.
+            LaunchUnknownError: Whether it was asked for is not known.
         """
         ...
 
@@ -93,6 +98,7 @@ class Launcher(Protocol):
 
         Raises:
             LaunchRefusedError: It stays as it is.
+            LaunchUnknownError: Whether it was let go is not known.
         """
         ...
 

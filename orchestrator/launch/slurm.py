@@ -13,7 +13,12 @@ import tenacity
 
 from monitors.observations import Observation
 from orchestrator.launch.folders import folder_of, home, note_of
-from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
+from orchestrator.launch.launcher import (
+    Allocation,
+    AllocationSpec,
+    LaunchRefusedError,
+    LaunchUnknownError,
+)
 from orchestrator.launch.slurm_child import submit_in_child
 from orchestrator.launch.slurm_commands import (
     SlurmError,
@@ -23,6 +28,7 @@ from orchestrator.launch.slurm_commands import (
     job_record,
     jobs_by_id,
     jobs_of_user,
+    known_to_slurm,
     release_job,
 )
 from orchestrator.launch.slurm_ending import scontrol_excluded
@@ -77,7 +83,7 @@ class SlurmLauncher:
         except SlurmRefused as error:
             raise LaunchRefusedError(str(error)) from error
         except SlurmUnavailable as error:
-            raise LaunchRefusedError(f"Slurm does not answer: {error}") from error
+            raise LaunchUnknownError(f"Slurm does not answer: {error}") from error
 
     def _submit_once(self, spec: AllocationSpec) -> str:
         request = request_of(spec, self._options)
@@ -98,11 +104,11 @@ class SlurmLauncher:
             if view is None or not is_held(view):
                 raise LaunchRefusedError(f"job {job} is not held")
             known, _ = scontrol_excluded(job_record(job))
-            release_job(job, tuple(dict.fromkeys((*known, *exclude))))
+            release_job(job, tuple(dict.fromkeys((*known, *known_to_slurm(exclude)))))
         except SlurmRefused as error:
             raise LaunchRefusedError(str(error)) from error
         except SlurmError as error:
-            raise LaunchRefusedError(f"Slurm does not answer: {error}") from error
+            raise LaunchUnknownError(f"Slurm does not answer: {error}") from error
         finally:
             self._look.forget()
 

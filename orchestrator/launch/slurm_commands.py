@@ -10,10 +10,12 @@ import tenacity
 
 from orchestrator.launch.slurm_ending import SACCT_FORMAT, JobEnd, has_no_books, sacct_end
 from orchestrator.launch.slurm_node_text import (
+    SINFO_FORMAT,
     NodeView,
     Reservation,
     scontrol_nodes,
     scontrol_reservations,
+    sinfo_nodes,
 )
 from orchestrator.launch.slurm_text import (
     SQUEUE_FORMAT,
@@ -147,8 +149,31 @@ def job_record(job: str) -> bytes:
 
 
 def nodes_named(names: Sequence[str]) -> dict[str, NodeView]:
-    """Return nodes as Slurm describes them."""
-    return scontrol_nodes(ask(["scontrol", "show", "node", ",".join(names)])) if names else {}
+    """Return nodes as Slurm describes them; one that the cluster has no more is left out.
+
+    Slurm refuses the whole question for one such name.
+    """
+    if not names:
+        return {}
+    try:
+        return scontrol_nodes(ask(["scontrol", "show", "node", ",".join(names)]))
+    except SlurmRefused:
+        known = known_to_slurm(names)
+        if len(known) == len(names):
+            raise
+        return scontrol_nodes(ask(["scontrol", "show", "node", ",".join(known)])) if known else {}
+
+
+def known_to_slurm(names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the names that are nodes of this cluster.
+
+    A request that names any other, as one that was taken out of the cluster, is refused.
+    """
+    if not names:
+        return ()
+    format_ = f"--format={SINFO_FORMAT}"
+    found = sinfo_nodes(ask(["sinfo", "--noheader", "--all", "--Node", format_]))
+    return tuple(name for name in names if name in found)
 
 
 def reservations() -> tuple[Reservation, ...]:

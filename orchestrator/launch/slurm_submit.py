@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.launch.folders import folder_of
 from orchestrator.launch.launcher import AllocationSpec
-from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable, jobs_named
+from orchestrator.launch.slurm_commands import (
+    SlurmRefused,
+    SlurmUnavailable,
+    jobs_named,
+    known_to_slurm,
+)
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_text import JobFate
 
@@ -67,6 +72,7 @@ def submit_once(folder: Path, request: dict[str, Any]) -> str:
     found = find(folder, request)
     if found:
         return found
+    request = {**request, "exclude": known_to_slurm(request["exclude"])}
     try:
         return _submit(folder, request, options)
     except (SlurmUnavailable, SlurmRefused):

@@ -1,8 +1,9 @@
 """Carries out decisions. What comes of one is told only by events, never by return values."""
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from checkpointing.commit import UploadRecord, commit
@@ -24,7 +25,12 @@ from orchestrator.core.actions import (
 from orchestrator.core.ledger import NodeIncident
 from orchestrator.core.state import Pending, State
 from orchestrator.errors import LedgerUnavailable
-from orchestrator.launch.launcher import AllocationSpec, Launcher, LaunchRefusedError
+from orchestrator.launch.launcher import (
+    AllocationSpec,
+    Launcher,
+    LaunchRefusedError,
+    LaunchUnknownError,
+)
 from orchestrator.ledger import Ledger
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
@@ -41,6 +47,7 @@ log = logging.getLogger(__name__)
 
 ORDER_TIMEOUT_S = 10.0
 GOODBYE_S = 20.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,20 +153,34 @@ class Executor:
 
     async def _launch(self, key: str, wanted: Launch) -> tuple[bool, str]:
         spec = replace(self._spec, key=key, nodes=wanted.nodes, exclude=wanted.exclude)
-        async with self._launching:
-            try:
-                job = await asyncio.to_thread(self._launcher.submit, spec)
-            except LaunchRefusedError as error:
-                return False, str(error)
-            self._jobs.append(job)
-        return True, job
+
+        async def submit() -> str:
+            async with self._launching:
+                if self._context.state().outcome is not None:
+                    raise LaunchRefusedError("the run ends")
+                self._jobs.append(await asyncio.to_thread(self._launcher.submit, spec))
+            return self._jobs[-1]
+
+        return await self._until_answered(submit)
 
     async def _unhold(self, job: str, exclude: Sequence[str]) -> tuple[bool, str]:
-        try:
+        async def unhold() -> str:
             await asyncio.to_thread(self._launcher.unhold, job, exclude)
-        except LaunchRefusedError as error:
-            return False, str(error)
-        return True, job
+            return job
+
+        return await self._until_answered(unhold)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[str]]) -> tuple[bool, str]:
+        """Ask the launcher until it says yes or no: no answer is neither."""
+        for tries in itertools.count():
+            try:
+                return True, await ask()
+            except LaunchRefusedError as error:
+                return False, str(error)
+            except LaunchUnknownError as error:
+                log.warning("no answer from the launcher, asking again: %s", error)
+            await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, 16)))
+        raise AssertionError("asked for ever")
 
     async def _give_back(self, key: str, job: str) -> tuple[bool, str]:
         state = self._context.state()
@@ -294,6 +315,8 @@ class Executor:
         async with self._launching:  # what is still being asked for is to be given back as well
             state = self._context.state()
         await self._shut_down(key, tuple(n.name for n in state.nodes.values() if n.alive))
+        late = tuple(sorted(session.hello.node for session in self._sessions.all()))
+        await self._shut_down(key, late)  # who came back from a long silence meanwhile
         living = [a.job for a in state.living_allocations if a.job]
         # Without a job as well: a submit that was given up may have come through.
         jobs = dict.fromkeys([*living, *self._jobs, ""])

@@ -18,9 +18,8 @@ def verdict_on(attempt: Attempt, nodes: Mapping[str, Node]) -> FaultJudged:
     trouble = attempt.first_trouble
     if trouble is None and attempt.moved:
         return _free(attempt, FaultKind(attempt.moved), attempt.moved_why, attempt.moved_seq)
-    if trouble is not None and trouble.node in nodes and nodes[trouble.node].warned == "TERM":
-        job = nodes[trouble.node].job
-        cause = f"allocation {job} was ended by Slurm" if job else "the allocation was ended"
+    cause = _end_of_allocation(trouble, nodes) if trouble is not None else ""
+    if trouble is not None and cause:
         return _free(attempt, FaultKind.ALLOCATION_ENDED, cause, trouble.seq)
     verdict = judge([_evidence(clue) for clue in attempt.clues], world_size=attempt.world)
     return FaultJudged(
@@ -34,6 +33,19 @@ def verdict_on(attempt: Attempt, nodes: Mapping[str, Node]) -> FaultJudged:
         evidence=verdict.evidence,
         discounted=verdict.discounted,
     )
+
+
+def _end_of_allocation(trouble: Clue, nodes: Mapping[str, Node]) -> str:
+    """Say what tells that a whole allocation ended, and not one of its nodes; "" when nothing."""
+    node = nodes.get(trouble.node)
+    if node is None:
+        return ""
+    if node.warned == "TERM":
+        return f"allocation {node.job} was ended by Slurm" if node.job else "Slurm ended the agents"
+    own = [other for other in nodes.values() if node.job and other.job == node.job]
+    if trouble.kind == "node_lost" and len(own) > 1 and not any(other.alive for other in own):
+        return f"all {len(own)} nodes of allocation {node.job} are gone"
+    return ""
 
 
 def _free(attempt: Attempt, fault: FaultKind, cause: str, seq: int) -> FaultJudged:

@@ -53,7 +53,7 @@ def status(
             "epoch": state.epoch,
             **(supervisor or {}),
         },
-        "allocations": [_allocation(a) for a in state.allocations[-ALLOCATIONS:]],
+        "allocations": [_allocation(a, state.over) for a in state.allocations[-ALLOCATIONS:]],
         "attempt": _attempt(state.attempt),
         "progress": _progress(state, history, now),
         "nodes": [_node(state, node) for node in state.nodes.values()],
@@ -103,10 +103,10 @@ def _attempt(attempt: Attempt | None) -> dict[str, Any] | None:
     }
 
 
-def _allocation(allocation: Allocation) -> dict[str, Any]:
+def _allocation(allocation: Allocation, over: bool) -> dict[str, Any]:
     return {
         "job": allocation.job or None,
-        "state": allocation.phase.value,
+        "state": "over" if over else allocation.phase.value,
         "nodes": allocation.nodes,
         "why": allocation.why or None,
         "ending": allocation.ending.value if allocation.ending else None,

@@ -28,7 +28,8 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
     )
     origin = f"step {restore.step} of the store" if restore else "step 0, nothing committed yet"
     fewer = "" if len(nodes) == state.run.nodes else f" of {state.run.nodes}"
-    reason = f"{len(nodes)}{fewer} nodes are ready; start from {origin}"
+    noun = "node is" if len(nodes) == 1 else "nodes are"
+    reason = f"{len(nodes)}{fewer} {noun} ready; start from {origin}"
     evidence = tuple(sorted(state.nodes[name].joined_seq for name in nodes))
     return make(state, "start", action, reason, evidence, action.attempt)
 

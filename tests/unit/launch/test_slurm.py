@@ -438,6 +438,7 @@ def test_what_is_not_held_or_refused_by_slurm_cannot_be_released(
     released: list[tuple[str, tuple[str, ...]]] = []
     monkeypatch.setattr(slurm, "job_record", lambda _: record)
     monkeypatch.setattr(slurm, "release_job", lambda job, names: released.append((job, names)))
+    monkeypatch.setattr(slurm, "known_to_slurm", tuple)
     for answer in ({}, {"7": view()}):
         monkeypatch.setattr(slurm, "jobs_by_id", lambda _, answer=answer: answer)
         with pytest.raises(LaunchRefusedError, match="job 7 is not held"):
@@ -500,3 +501,17 @@ def test_giving_all_back_finds_jobs_that_nobody_noted_and_no_others(
     monkeypatch.setattr(slurm, "cancel_jobs", cancelled.extend)
     launcher.cancel("")
     assert cancelled == ["1", "2"]
+
+
+def test_only_nodes_that_the_cluster_has_are_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was taken out of it would have every request refused."""
+    asked: list[list[str]] = []
+
+    def ask(argv: list[str]) -> bytes:
+        asked.append(argv)
+        return b"node1|idle|none\nnode2|drained|bad fan\n"
+
+    monkeypatch.setattr(slurm_commands, "ask", ask)
+    assert slurm_commands.known_to_slurm(("node2", "node9")) == ("node2",)
+    assert slurm_commands.known_to_slurm(()) == ()
+    assert [argv[0] for argv in asked] == ["sinfo"]

@@ -3,6 +3,7 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from orchestrator.core.node import Allocation, AllocationPhase, Node
 from orchestrator.core.policy import Policy
 from orchestrator.core.state import Attempt, AttemptPhase, Pending, State
 from orchestrator.errors import LedgerUnavailable
-from orchestrator.launch.launcher import AllocationSpec
+from orchestrator.launch.launcher import AllocationSpec, LaunchUnknownError
 from orchestrator.supervisor import execute
 from orchestrator.supervisor.execute import Context, Executor
 from orchestrator.wire import Control, OrderBody, ReservePort, Shutdown, StartNode, StopNode
@@ -47,6 +48,7 @@ class Ears:
         self.orders: list[tuple[str, str, int, OrderBody]] = []
         self.refusing: set[str] = set()
         self.gone: list[tuple[str, ...]] = []
+        self.late: list[Any] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -58,6 +60,9 @@ class Ears:
         if node in self.refusing:
             return Answer(key=key, ok=False, detail=f"{node} did not answer")
         return Answer(key=key, ok=True, detail="29500" if isinstance(body, ReservePort) else "")
+
+    def all(self) -> tuple[Any, ...]:
+        return tuple(self.late)
 
     async def all_gone(self, nodes: tuple[str, ...], timeout_s: float) -> None:
         self.gone.append(nodes)
@@ -275,7 +280,17 @@ def test_an_end_tells_the_living_agents_and_gives_the_allocation_back() -> None:
             ("n0", Shutdown),
             ("n1", Shutdown),
         ]
-        assert bench.ears.gone == [("n0", "n1")]
+        assert bench.ears.gone == [("n0", "n1"), ()]
+
+    play(main())
+
+
+def test_an_agent_that_comes_back_while_the_run_ends_is_told_as_well() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        bench.ears.late = [SimpleNamespace(hello=SimpleNamespace(node="n2"))]
+        assert (await bench.does(Finish(outcome=Outcome.FINISHED), "k")).ok
+        assert [name for name, *_ in bench.ears.orders] == ["n0", "n1", "n2"]
 
     play(main())
 
@@ -314,6 +329,29 @@ def test_only_the_agents_of_an_allocation_leave_before_it_is_given_back() -> Non
         assert [(name, key) for name, key, *_ in bench.ears.orders] == [("n1", "k/n1")]
         assert bench.ears.gone == [("n1",)]
         assert given_back == ["8"]
+
+    play(main())
+
+
+def test_a_launcher_without_an_answer_is_asked_again_under_the_same_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No answer is no refusal: the request may have come through."""
+    monkeypatch.setattr(execute, "FIRST_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        bench = Bench(under_way())
+        asked: list[str] = []
+
+        def submit(spec: AllocationSpec) -> str:
+            asked.append(spec.key)
+            if len(asked) < 4:
+                raise LaunchUnknownError("Slurm does not answer")
+            return "9"
+
+        bench.launcher.submit = submit  # type: ignore[method-assign]
+        assert (await bench.does(Launch(nodes=2), "k")).detail == "9"
+        assert asked == ["k"] * 4
 
     play(main())
 

@@ -9,13 +9,13 @@ from orchestrator.core.state import Attempt, AttemptPhase, Clue
 from orchestrator.supervisor import judge
 
 
-def verdict_on(attempt: Attempt, **warned: str) -> FaultJudged:
-    """The verdict, with the signal that each node was warned by."""
+def verdict_on(attempt: Attempt, *dead: str, **warned: str) -> FaultJudged:
+    """The verdict, with the nodes that are gone and the signal that each was warned by."""
     nodes = {
         name: Node(
             name=name,
             incarnation="i",
-            alive=True,
+            alive=name not in dead,
             address="",
             metrics_url="",
             joined_seq=1,
@@ -169,3 +169,12 @@ def test_ranks_that_end_with_their_allocation_have_not_failed(code: int) -> None
     assert (verdict.fault, verdict.fault_class) == ("allocation_ended", "free")
     assert "7" in verdict.cause
     assert verdict_on(attempt, n1="USR2").fault_class == "process"
+
+
+def test_the_loss_of_a_whole_allocation_is_no_nodes_fault() -> None:
+    lost = Clue(seq=5, at=5.0, kind="node_lost", node="n1", text="its agent is gone")
+    attempt = replace(over(lost), first_trouble=lost)
+    verdict = verdict_on(attempt, "n0", "n1")
+    assert (verdict.fault, verdict.node) == ("allocation_ended", None)
+    assert verdict.cause == "all 2 nodes of allocation 7 are gone"
+    assert verdict_on(attempt, "n1").node == "n1"

@@ -159,6 +159,32 @@ def test_ranks_outlive_their_zygote_and_the_next_one_comes_by_itself(tmp_path: P
     with_zygote(kill_it)
 
 
+def test_a_zygote_that_was_killed_comes_back_before_it_is_needed(tmp_path: Path) -> None:
+    async def kill_it(zygote: Zygote) -> None:
+        zygote.warm_up()
+        await zygote._until_ready()
+        assert zygote._process is not None
+        first = zygote._process.pid
+        zygote.revive()
+        assert zygote._process.pid == first
+        zygote._process.kill()
+        await zygote._process.wait()
+        zygote.revive()
+        await zygote._until_ready()
+        assert zygote._process.pid != first
+
+    with_zygote(kill_it)
+
+
+def test_a_zygote_that_was_never_fit_is_not_started_again_and_again() -> None:
+    async def try_it(zygote: Zygote) -> None:
+        zygote._was_ready = False
+        zygote.revive()
+        assert zygote._ready is None or zygote._ready.done()
+
+    with_zygote(try_it)
+
+
 def test_the_signals_of_a_step_that_ends_leave_the_zygote_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import time; print('up'); time.sleep(600)")
 

@@ -320,6 +320,19 @@ def test_check_shows_the_timeouts_and_starts_nothing(everstep, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_check_names_the_variables_of_the_ranks_and_shows_no_value(
+    everstep, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    job = '[job]\ncommand = ["true"]\n[job.env]\nAPI_TOKEN = "verysecret"\n'
+    path.write_text(f'[run]\nname = "a"\n{job}')
+    for options in ((), ("--json",)):
+        code, out, _ = everstep("check", str(path), *options)
+        assert code == 0
+        assert "verysecret" not in out
+    assert json.loads(out)["config"]["job"]["env"] == ["API_TOKEN"]
+
+
 def test_a_missing_run_file_is_not_found(everstep, tmp_path: Path) -> None:
     code, _, err = everstep("check", str(tmp_path / "none.toml"))
     assert code == ExitCode.NOT_FOUND
