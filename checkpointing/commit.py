@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from checkpointing import keys
+from checkpointing.boxes import Box, gap
 from checkpointing.errors import CommitRefused, ManifestInvalid, ObjectMissing, StoreUnavailable
 from checkpointing.manifest import Index, Manifest, Shard, read_index, read_manifest
 from checkpointing.plan import Extent
@@ -72,7 +73,7 @@ def commit(
     _all_ranks(uploads, world)
     ordered = sorted(uploads, key=lambda upload: upload.rank)
     indexes = _each(lambda upload: _index(store, run, step, attempt, world, upload), ordered)
-    tensors = _replicas(indexes)
+    tensors = (*_replicas(indexes), *_pieces(indexes))
     for index in indexes:
         _object_is_covered(index)
     _each(lambda index: _object_exists(store, index), indexes)
@@ -182,6 +183,40 @@ def _replica(name: str, copies: list[tuple[int, Extent]], world: int) -> Extent:
         holders = _ranks([rank for rank, _ in uploaded])
         raise CommitRefused(f"{name}: uploaded by {holders}, not by its owner alone")
     return uploaded[0][1]
+
+
+def _pieces(indexes: Sequence[Index]) -> tuple[Extent, ...]:
+    """Check that the pieces of each sharded tensor make it whole, once; return what is uploaded."""
+    by_name: dict[str, list[tuple[int, Extent]]] = defaultdict(list)
+    for index in indexes:
+        for extent in index.extents:
+            if extent.kind == "shard":
+                by_name[extent.name].append((index.rank, extent))
+    return tuple(piece for name, found in by_name.items() for piece in _whole(name, found))
+
+
+def _whole(name: str, found: list[tuple[int, Extent]]) -> list[Extent]:
+    ranks = [rank for rank, _ in found]
+    _agree(name, "dtype", ranks, [extent.dtype for _, extent in found])
+    _agree(name, "shape of the whole", ranks, [extent.whole for _, extent in found])
+    by_box: dict[Box, list[tuple[int, Extent]]] = defaultdict(list)
+    for rank, extent in found:
+        if extent.nbytes:
+            by_box[extent.box].append((rank, extent))
+    chosen = []
+    for box, copies in by_box.items():
+        holders = [rank for rank, _ in copies]
+        _agree(f"{name} at {box.start}", "content", holders, [e.crc64 for _, e in copies])
+        uploaded = [extent for _, extent in copies if extent.offset >= 0]
+        if len(uploaded) != 1:
+            raise CommitRefused(
+                f"{name} at {box.start}: on {_ranks(holders)}, uploaded by {len(uploaded)} of them"
+            )
+        chosen.append(uploaded[0])
+    problem = gap(list(by_box), found[0][1].whole)
+    if problem:
+        raise CommitRefused(f"{name}: its pieces do not make it whole: {problem}")
+    return chosen
 
 
 def _agree(name: str, what: str, ranks: Sequence[int], values: Sequence[object]) -> None:

@@ -5,7 +5,7 @@ Both are JSON with a CRC of their own content, so that a torn or altered one is 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from checkpointing import keys
@@ -53,7 +53,7 @@ class Index:
 
     def pack(self) -> bytes:
         """Return the stored form; the same index always gives the same bytes."""
-        return _seal(_INDEX, asdict(self))
+        return _seal(_INDEX, _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Index":
@@ -62,9 +62,9 @@ class Index:
         Raises:
             ManifestInvalid: Not an index, or altered.
         """
-        fields = _unseal(_INDEX, packed)
-        extents = tuple(Extent.from_json(extent) for extent in fields.pop("extents"))
-        return cls(**fields, extents=extents)
+        found = _unseal(_INDEX, packed)
+        extents = tuple(Extent.from_json(extent) for extent in found.pop("extents"))
+        return cls(**found, extents=extents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,8 @@ class Manifest:
         nbytes: Bytes of all objects that it names.
         shards: One per rank, in order.
         skeleton: Of the replicated state.
-        tensors: Of the replicated state: owner, and offset in the owner's object.
+        tensors: Of the state, one extent for a replicated tensor and one per piece of a sharded
+            one: owner, and offset in the owner's object.
     """
 
     run: str
@@ -107,7 +108,7 @@ class Manifest:
 
     def pack(self) -> bytes:
         """Return the stored form."""
-        return _seal(_MANIFEST, asdict(self))
+        return _seal(_MANIFEST, _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Manifest":
@@ -116,10 +117,10 @@ class Manifest:
         Raises:
             ManifestInvalid: Not a manifest, or altered.
         """
-        fields = _unseal(_MANIFEST, packed)
-        shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
-        tensors = tuple(Extent.from_json(extent) for extent in fields.pop("tensors"))
-        return cls(**fields, shards=shards, tensors=tensors)
+        found = _unseal(_MANIFEST, packed)
+        shards = tuple(Shard(**shard) for shard in found.pop("shards"))
+        tensors = tuple(Extent.from_json(extent) for extent in found.pop("tensors"))
+        return cls(**found, shards=shards, tensors=tensors)
 
 
 def read_manifest(store: ObjectStore, key: str) -> Manifest:
@@ -158,6 +159,17 @@ def read_index(store: ObjectStore, key: str, crc: int) -> Index:
 def skeleton_crc64(skeleton: Node) -> int:
     """Return the CRC by which ranks compare the Python values of a replicated state."""
     return crc64(_canonical(skeleton))
+
+
+def _fields(document: "Index | Manifest") -> dict[str, Any]:
+    """Return the JSON form; not by `asdict`, whose deep copies take seconds for many tensors."""
+    found = {f.name: getattr(document, f.name) for f in fields(document)}
+    for name in ("extents", "tensors"):
+        if name in found:
+            found[name] = [extent.to_json() for extent in found[name]]
+    if "shards" in found:
+        found["shards"] = [asdict(shard) for shard in found["shards"]]
+    return found
 
 
 def _canonical(fields: object) -> bytes:

@@ -1,15 +1,18 @@
 """Where the bytes of a checkpoint are read from, each extent checked by its CRC on the way."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from checkpointing.boxes import Box, row_range, split
 from checkpointing.checksum import combine, crc64
 from checkpointing.errors import RestoreFailed
-from checkpointing.leaves import Bytes
+from checkpointing.leaves import BLOCK, Bytes
 from checkpointing.plan import Extent
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.writer import Meta
@@ -59,8 +62,29 @@ class ArenaSource:
         return crc == wanted.extent.crc64
 
 
-def fill_from_store(store: ObjectStore, wanted: Iterable[Wanted]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of a stored piece of a tensor, and where it shall go.
+
+    Attributes:
+        extent: The stored piece.
+        key: Object that holds it.
+        box: What is wanted of it, in its own coordinates.
+        out: Array of raw items with the shape of `box`, in any strides.
+    """
+
+    extent: Extent
+    key: str
+    box: Box
+    out: NDArray[np.void]
+
+
+def fill_from_store(
+    store: ObjectStore, wanted: Iterable[Wanted], parts: Iterable[Part] = ()
+) -> None:
     """Fill everything by parallel ranged reads: large extents in pieces, small ones together.
+
+    Of a part are read the blocks that it lies in, since a CRC is known of each of those.
 
     Raises:
         RestoreFailed: Bytes do not have the CRC that was recorded for them.
@@ -74,6 +98,7 @@ def fill_from_store(store: ObjectStore, wanted: Iterable[Wanted]) -> None:
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
         runs = [pool.submit(_fill_run, store, run) for run in _runs(small)]
+        runs += [pool.submit(_fill_part, store, part) for one in parts for part in _cut(one)]
         pieces = [
             [pool.submit(_fill_piece, store, item, start) for start in _starts(item)]
             for item in large
@@ -86,6 +111,40 @@ def fill_from_store(store: ObjectStore, wanted: Iterable[Wanted]) -> None:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _cut(part: Part) -> Iterator[Part]:
+    """Cut a part by its rows, so that no read takes much memory."""
+    first, last = row_range(part.box, part.extent.shape)
+    rows = part.box.shape[0] if part.box.shape else 1
+    if (last - first) * part.out.itemsize <= 2 * _PIECE or rows < 2:
+        yield part
+        return
+    start, shape = part.box.start, part.box.shape
+    for begin, length in split(rows, 2):
+        box = Box((start[0] + begin, *start[1:]), (length, *shape[1:]))
+        yield from _cut(replace(part, box=box, out=part.out[begin : begin + length]))
+
+
+def _fill_part(store: ObjectStore, part: Part) -> None:
+    extent, size = part.extent, part.out.itemsize
+    first, last = row_range(part.box, extent.shape)
+    begin = first * size // BLOCK * BLOCK
+    end = min(-(-last * size // BLOCK) * BLOCK, extent.nbytes)
+    raw = np.empty(end - begin, dtype=np.uint8)
+    store.read_into(part.key, extent.offset + begin, raw.data)
+    sums = extent.blocks or (extent.crc64,)
+    for number, at in enumerate(range(0, raw.nbytes, BLOCK), start=begin // BLOCK):
+        if crc64(raw[at : at + BLOCK].data) != sums[number]:
+            raise RestoreFailed(f"{extent.name}: its bytes in {part.key} fail their CRC")
+    strides = tuple(size * math.prod(extent.shape[n + 1 :]) for n in range(len(extent.shape)))
+    part.out[...] = np.ndarray(
+        part.box.shape,
+        dtype=part.out.dtype,
+        buffer=raw.data,
+        offset=first * size - begin,
+        strides=strides,
+    )
 
 
 def _starts(item: Wanted) -> range:

@@ -1,7 +1,8 @@
 """A training state as a JSON skeleton and named leaves, and back.
 
-Leaves are tensors and arrays. Everything else is in the skeleton: JSON has no tuples, bytes, whole
-numbers of any size or non-finite floats, so those are objects with a tag `t`.
+Leaves are tensors, arrays, and pieces of tensors that no rank has whole. Everything else is in the
+skeleton: JSON has no tuples, bytes, whole numbers of any size or non-finite floats, so those are
+objects with a tag `t`.
 """
 
 import base64
@@ -13,10 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from checkpointing import leaves as leaf_bytes
+from checkpointing.sharded import is_sharded
 
 Node = Any
 """JSON: what `json.loads` returns."""
 
+LEAVES: Final = ("tensor", "ndarray", "shard")
 _EXACT: Final = 1 << 53
 
 
@@ -57,7 +60,7 @@ def unflatten(skeleton: Node, leaves: Mapping[str, Any]) -> Any:
     if not isinstance(skeleton, dict):
         return skeleton
     tag = skeleton["t"]
-    if tag in ("tensor", "ndarray"):
+    if tag in LEAVES:
         return leaves[skeleton["n"]]
     if tag == "object":
         return unflatten(skeleton["v"], leaves)
@@ -99,10 +102,10 @@ def put_back(state: Mapping[str, Any], skeleton: Node, leaves: Mapping[str, Any]
 
 
 def named_leaves(skeleton: Node) -> Iterator[tuple[str, str]]:
-    """Yield (name, kind) of every leaf, kind being `tensor` or `ndarray`."""
+    """Yield (name, kind) of every leaf, kind being one of `LEAVES`."""
     if not isinstance(skeleton, dict):
         return
-    if skeleton["t"] in ("tensor", "ndarray"):
+    if skeleton["t"] in LEAVES:
         yield skeleton["n"], skeleton["t"]
     elif skeleton["t"] == "object":
         yield from named_leaves(skeleton["v"])
@@ -145,15 +148,17 @@ def _encode(value: Any, path: str, leaves: dict[str, Any]) -> Node:
         tag = "list" if exact is list else "tuple"
         children = [_encode(child, _join(path, i), leaves) for i, child in enumerate(value)]
         return {"t": tag, "v": children}
+    sharded = is_sharded(value)
     tensor = leaf_bytes.is_tensor(value)
-    if tensor or exact is np.ndarray:
+    if sharded or tensor or exact is np.ndarray:
         problem = leaf_bytes.unsupported(value)
         if problem is not None:
             raise TypeError(f"{path}: {problem}")
         if path in leaves:
             raise TypeError(f"{path}: two keys of one dict have the same name")
         leaves[path] = value
-        return {"t": "tensor" if tensor else "ndarray", "n": path}
+        tag = "shard" if sharded else "tensor" if tensor else "ndarray"
+        return {"t": tag, "n": path}
     raise TypeError(
         f"{path}: {exact.__module__}.{exact.__qualname__} cannot be saved; give tensors, arrays, "
         "numbers, strings, bytes, None, dicts, lists, tuples, or at the top level an object with "

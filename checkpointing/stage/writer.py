@@ -77,16 +77,16 @@ class Snapshot:
 
     def leaf(self, extent: Extent) -> Any:
         """Return the tensor or array of an extent."""
-        flat = self.replica if extent.kind == "replica" else self.local
+        flat = self.local if extent.kind == "local" else self.replica
         return flat.leaves[extent.name]
 
-    def meta(self, crcs: list[int]) -> bytes:
-        """Return the slot's meta for these CRCs."""
-        pairs = zip(self.plan.extents, crcs, strict=True)
+    def meta(self, sums: list[tuple[int, tuple[int, ...]]]) -> bytes:
+        """Return the slot's meta for these CRCs, of each extent and of its blocks."""
+        pairs = zip(self.plan.extents, sums, strict=True)
         return Meta(
             skeleton=self.replica.skeleton,
             local_skeleton=self.local.skeleton,
-            extents=tuple(replace(extent, crc64=crc) for extent, crc in pairs),
+            extents=tuple(replace(e, crc64=crc, blocks=blocks) for e, (crc, blocks) in pairs),
         ).pack()
 
 
@@ -108,8 +108,9 @@ class ArenaWriter:
             StageRefused: Two slots of this state do not fit into memory.
         """
         # The largest CRC has 20 digits; the plan's own are one digit each.
-        meta = len(snapshot.meta([0] * len(snapshot.plan.extents)))
-        needed_meta = meta + 20 * len(snapshot.plan.extents)
+        empty = [(0, (0,) * _blocks(extent)) for extent in snapshot.plan.extents]
+        numbers = sum(1 + len(blocks) for _, blocks in empty)
+        needed_meta = len(snapshot.meta(empty)) + 20 * numbers
         needed_data = snapshot.plan.data_nbytes
         if self._arena is not None:
             capacities = self._arena.capacities
@@ -142,13 +143,7 @@ class ArenaWriter:
         record = arena.headers[index].record
         record.begin()
         data = np.frombuffer(arena.data(index), dtype=np.uint8)
-        crcs = [
-            leaf_bytes.copy_out(
-                snapshot.leaf(extent), data[extent.offset : extent.offset + extent.nbytes]
-            )
-            for extent in snapshot.plan.extents
-        ]
-        packed = snapshot.meta(crcs)
+        packed = snapshot.meta([_copy(snapshot, e, data) for e in snapshot.plan.extents])
         if len(packed) > arena.capacities.meta:
             raise StageError(f"{len(packed)} bytes of Python values; room for them is gone")
         start = arena.capacities.meta_at(index)
@@ -206,6 +201,21 @@ class ArenaWriter:
             raise StageRefused(f"{refusal} ({error.strerror})") from error
         fresh.replace(self._path)
         self._arena = MappedArena(self._path)
+
+
+def _copy(
+    snapshot: Snapshot, extent: Extent, data: leaf_bytes.Bytes
+) -> tuple[int, tuple[int, ...]]:
+    leaf, out = snapshot.leaf(extent), data[extent.offset : extent.offset + extent.nbytes]
+    if extent.kind == "shard":
+        return leaf_bytes.copy_out_in_blocks(leaf, out)
+    return leaf_bytes.copy_out(leaf, out), ()
+
+
+def _blocks(extent: Extent) -> int:
+    """Return how many block CRCs an extent has at most."""
+    is_large = extent.kind == "shard" and extent.nbytes > leaf_bytes.BLOCK
+    return -(-extent.nbytes // leaf_bytes.BLOCK) if is_large else 0
 
 
 def _pages(nbytes: int) -> int:
