@@ -216,6 +216,8 @@ def _whole(name: str, found: list[tuple[int, Extent]]) -> list[Extent]:
     problem = gap(list(by_box), found[0][1].whole)
     if problem:
         raise CommitRefused(f"{name}: its pieces do not make it whole: {problem}")
+    if not chosen:  # a tensor without elements has to be known all the same
+        chosen = [extent for _, extent in found if extent.offset >= 0][:1]
     return chosen
 
 
