@@ -82,6 +82,8 @@ def _read(store: ObjectStore, manifest: Manifest, batch: Iterable[_Tensor]) -> l
     for tensor in tensors:
         for piece in tensor.pieces:
             key = manifest.shards[piece.owner].data_key
+            if not piece.nbytes:
+                continue
             if piece.box == whole(tensor.shape):
                 wanted.append(Wanted(extent=piece, key=key, out=tensor.data))
                 continue
