@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test check bench install clean
+.PHONY: help demo test chaos check bench install clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -16,7 +16,11 @@ demo: $(INSTALLED) ## train a real MoE, break it three times, prove that nothing
 
 test: $(INSTALLED) ## run every test that this machine can run
 	@sh deploy/bootstrap.sh packages
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -m "not chaos or brief" $(TESTS)
+
+chaos: $(INSTALLED) ## break a real Slurm in every way of tests/chaos, about 8 minutes
+	@sh deploy/bootstrap.sh packages
+	$(BIN)/python -m pytest -m chaos tests/chaos $(TESTS)
 
 check: $(INSTALLED) ## lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -156,7 +156,7 @@ def timeouts_table(config: RunConfig) -> tuple[tuple[str, float, str], ...]:
     times = config.timeouts
     rows = (
         ("heartbeat_s", times.heartbeat_s, "an agent reports its ranks this often"),
-        ("agent_lost_s", times.agent_lost_s, "a silent agent is lost at the latest; sooner when its machine does not answer"),
+        ("agent_lost_s", times.agent_lost_s, "a silent agent is lost; on a dead machine sooner"),
         ("kill_grace_s", times.kill_grace_s, "from SIGTERM to SIGKILL when ranks stop"),
         ("start_s", times.start_s, "an agent must have started its ranks"),
         ("stop_save_s", times.stop_save_s, "a planned stop lets the ranks save"),

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = (0.1, 0.2, 0.5, 1.0)
 PING_S = 5.0
+CLOSE_S = 0.5
 
 
 class Connection:
@@ -134,7 +135,8 @@ class Connection:
                 self._note()
                 log.warning("no supervisor; the ranks go on")
             with contextlib.suppress(Exception):
-                await socket.close()
+                async with asyncio.timeout(CLOSE_S):  # a frozen supervisor does not say goodbye
+                    await socket.close()
 
     def _whereabouts(self) -> tuple[str, str]:
         """Return the supervisor's address and the token; raises OSError or ValueError."""

@@ -1,16 +1,14 @@
 """A rank's output: into its log file with the time before each line, and past the signatures."""
 
 import asyncio
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 
 from monitors.logs.scan import Match, Scanner
+from orchestrator.agent.log_file import LogFile
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +32,10 @@ class OutputCapture:
         self.lines = 0
 
     async def run(self, reader: asyncio.StreamReader) -> None:
-        """Copy until the end of the pipe; a full disk loses lines, never the rank."""
-        with self._open() as file:
-            rest = b""
+        """Copy until the end of the pipe; a full disk or a slow one loses lines, never the rank."""
+        file = LogFile(self._path)
+        rest = b""
+        try:
             while chunk := await reader.read(CHUNK_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 if len(rest) > LONGEST_LINE_BYTES:
@@ -45,22 +44,18 @@ class OutputCapture:
                 self._take(lines, file)
             if rest:
                 self._take([rest], file)
+            await file.closed()
+        finally:
+            file.close()
+            if file.dropped:
+                log.warning("rank %d: %d lines are not in its log", self._rank, file.dropped)
 
-    def _open(self) -> BinaryIO:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._path.open("ab", buffering=0)
-        except OSError as error:
-            log.warning("rank %d has no log: %s", self._rank, error)
-            return Path(os.devnull).open("ab", buffering=0)
-
-    def _take(self, lines: list[bytes], file: BinaryIO) -> None:
+    def _take(self, lines: list[bytes], file: LogFile) -> None:
         if not lines:
             return
         now = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
         head = f"{now}Z [{self._rank}] ".encode()
-        with contextlib.suppress(OSError):  # the log is for people; training goes on without it
-            file.write(b"".join(head + line + b"\n" for line in lines))
+        file.write(b"".join(head + line + b"\n" for line in lines), len(lines))
         for line in lines:
             self._look_at(line)
 

@@ -180,7 +180,7 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
         case Unhold():
             return allocations.unheld(state, record, action)
         case GiveBack():
-            return allocations.given_back(state, action)
+            return allocations.given_back(state, record, action)
         case NoteNode():
             more = 1 if action.excluded_s else 0  # the ledger itself says so a little later
             return replace(
@@ -217,6 +217,8 @@ def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
         return replace(state, over=True, phase=RunPhase.OVER)
     if isinstance(done.action, Launch):
         return allocations.answered(state, record, event.key, event)
+    if isinstance(done.action, Unhold) and event.ok:
+        return allocations.let_go(state, done.action.job)
     if isinstance(done.action, SetInterval) and not event.ok:
         return replace(state, interval_steps=done.action.previous_steps)
     return state
@@ -236,7 +238,7 @@ def _without(table: dict[K, V], key: K) -> dict[K, V]:
 
 
 def _fault_judged(state: State, record: Record, event: ev.FaultJudged) -> State:
-    return attempts.judged(state, record, event)
+    return allocations.explained(attempts.judged(state, record, event))
 
 
 HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {

@@ -40,6 +40,17 @@ def answered(state: State, record: Record, key: str, event: ev.ActionDone) -> St
     return _change(state, lambda a: a.key == key and a.phase is AllocationPhase.ASKED, change)
 
 
+def joined(state: State, job: str) -> State:
+    """An agent came: perhaps the last one of its allocation."""
+
+    def is_whole(a: Allocation) -> bool:
+        if a.came or a.is_over or (job and a.job != job):
+            return False
+        return len(state.members(a)) >= a.nodes
+
+    return _change(state, is_whole, lambda a: replace(a, came=True))
+
+
 def observed(state: State, record: Record, event: ev.JobObserved) -> State:
     """The launcher says something new of an allocation; one that is gone stays gone."""
     phase = next((p for p in AllocationPhase if p.value == event.state), None)
@@ -47,37 +58,52 @@ def observed(state: State, record: Record, event: ev.JobObserved) -> State:
         return state
 
     def change(a: Allocation) -> Allocation:
-        is_given = phase is AllocationPhase.RUNNING and a.is_waiting
-        given_at = record.at if is_given else a.given_at
-        is_over = phase in (AllocationPhase.GONE, AllocationPhase.REFUSED)
-        over_at = record.at if is_over and a.over_at is None else a.over_at
-        return replace(
-            a,
-            phase=a.phase if a.is_over else phase,
-            why=event.why,
-            ending=event.ending,
-            seq=record.seq,
-            given_at=given_at,
-            over_at=over_at,
-        )
+        if a.is_over:
+            told = event.ending not in (None, ev.Ending.UNKNOWN)
+            return replace(a, ending=event.ending, why=event.why, seq=record.seq) if told else a
+        a = replace(a, phase=phase, why=event.why, ending=event.ending, seq=record.seq)
+        if phase is AllocationPhase.RUNNING:
+            return a if a.given_at is not None else replace(a, given_at=record.at)
+        if a.is_waiting:
+            return replace(a, given_at=None)  # it had been taken for given
+        spared = a.came and _trains_without(state, a)
+        return replace(a, over_at=a.over_at or record.at, spared=spared)
 
     state = _change(state, lambda a: bool(a.job) and a.job == event.job, change)
-    return _explain(state, event)
+    return _explain(state, event.job, event.ending)
 
 
-def _explain(state: State, event: ev.JobObserved) -> State:
+def _trains_without(state: State, allocation: Allocation) -> bool:
+    attempt = state.attempt
+    if attempt is None or not attempt.is_live or attempt.first_step_at is None:
+        return False
+    return not set(state.members(allocation)) & set(attempt.nodes)
+
+
+def explained(state: State) -> State:
+    """Tell the incident that was just judged what was known before of how its allocation ended."""
+    attempt = state.attempt
+    if attempt is None:
+        return state
+    jobs = {state.nodes[name].job for name in attempt.nodes if name in state.nodes}
+    for a in reversed(state.allocations):
+        if a.job in jobs and a.over_at is not None and a.over_at >= attempt.ordered_at:
+            return _explain(state, a.job, a.ending)
+    return state
+
+
+def _explain(state: State, job: str, ending: ev.Ending | None) -> State:
     """Tell the open incident why its allocation ended, now that it is known."""
     last = state.incidents[-1] if state.incidents else None
-    known = (ev.Ending.PREEMPTED, ev.Ending.TIME_LIMIT)
-    if last is None or last.fault != "allocation_ended" or event.ending not in known:
-        return state
-    if last.first_step_at is not None:
+    if last is None or last.fault != "allocation_ended" or last.first_step_at is not None:
         return state
     words = {
-        ev.Ending.PREEMPTED: f"allocation {event.job} was preempted",
-        ev.Ending.TIME_LIMIT: f"allocation {event.job} reached its time limit",
+        ev.Ending.PREEMPTED: f"allocation {job} was preempted",
+        ev.Ending.TIME_LIMIT: f"allocation {job} reached its time limit",
     }
-    told = replace(last, fault=event.ending.value, cause=words[event.ending])
+    if ending not in words:
+        return state
+    told = replace(last, fault=ending.value, cause=words[ending])
     return replace(state, incidents=(*state.incidents[:-1], told))
 
 
@@ -86,13 +112,26 @@ def unheld(state: State, record: Record, action: Unhold) -> State:
     return _change(
         state,
         lambda a: a.job == action.job,
-        lambda a: replace(a, unheld=a.unheld + 1, seq=record.seq),
+        lambda a: replace(a, unheld=a.unheld + 1, unheld_at=record.at, seq=record.seq),
     )
 
 
-def given_back(state: State, action: GiveBack) -> State:
+def let_go(state: State, job: str) -> State:
+    """A held allocation was let go: it waits again, until it is seen to be held again."""
+    return _change(
+        state,
+        lambda a: a.job == job and a.phase is AllocationPhase.HELD,
+        lambda a: replace(a, phase=AllocationPhase.QUEUED, why="let go after a failed launch"),
+    )
+
+
+def given_back(state: State, record: Record, action: GiveBack) -> State:
     """It was decided to end an allocation: how it ends says nothing any more."""
-    state = _change(state, lambda a: a.job == action.job, lambda a: replace(a, given_back=True))
+    state = _change(
+        state,
+        lambda a: a.job == action.job,
+        lambda a: replace(a, given_back=True, over_at=record.at),
+    )
     nodes = {
         name: replace(n, given_back=True) if n.job == action.job else n
         for name, n in state.nodes.items()

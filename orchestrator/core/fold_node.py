@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.core import events as ev
+from orchestrator.core import fold_allocation as allocations
 from orchestrator.core import fold_attempt as attempts
 from orchestrator.core.events import Record
 from orchestrator.core.state import Node, State
@@ -42,7 +43,7 @@ def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
         former=former,
         staged=event.staged,
     )
-    return with_node(state, node)
+    return allocations.joined(with_node(state, node), event.job)
 
 
 def lost(state: State, record: Record, event: ev.AgentLost) -> State:
@@ -50,7 +51,7 @@ def lost(state: State, record: Record, event: ev.AgentLost) -> State:
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation or not node.alive:
         return state
-    gone = replace(node, alive=False, lost_why=event.why, staged=())
+    gone = replace(node, alive=False, lost_why=event.why, lost_at=record.at, staged=())
     state = with_node(state, gone)
     return attempts.lose_node(state, record, event.node, event.why, event.silent_s)
 

@@ -56,8 +56,11 @@ class Allocation:
         job: The launcher's id for it, "" until it has one.
         seq: The record that changed it last.
         given_at: When it got its nodes, None before.
-        over_at: When it was refused or seen to be gone.
+        came: Agents of all its nodes have joined.
+        over_at: When it was refused, given back or seen to be gone.
+        spared: It had all its nodes and ended while an attempt trained without them.
         unheld: How often it was let go after a failed launch.
+        unheld_at: When that was decided last.
         given_back: The run itself ended it.
     """
 
@@ -71,8 +74,11 @@ class Allocation:
     why: str = ""
     ending: Ending | None = None
     given_at: float | None = None
+    came: bool = False
     over_at: float | None = None
+    spared: bool = False
     unheld: int = 0
+    unheld_at: float | None = None
     given_back: bool = False
 
     @property
@@ -89,6 +95,11 @@ class Allocation:
             AllocationPhase.HELD,
         )
 
+    @property
+    def had_nodes(self) -> bool:
+        """Whether it ever got as far as to have nodes."""
+        return self.came or self.given_at is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -97,6 +108,7 @@ class Node:
     Attributes:
         unfit: What its agent found wrong with it, empty for nothing.
         excluded: Why it gets no ranks any more, empty if it may.
+        lost_at: When it was declared lost last, None when it never was.
         in_ledger: The ledger says so too, so that it can also take it back.
         leaving: Why the site wants it back, empty if it does not; it still works.
         warned: The signal that announced its end, `USR2` or `TERM`, "" for none.
@@ -111,6 +123,7 @@ class Node:
     metrics_url: str
     joined_seq: int
     lost_why: str = ""
+    lost_at: float | None = None
     job: str = ""
     unfit: str = ""
     excluded: str = ""
@@ -385,6 +398,18 @@ class State:
         own = [n for n in self.nodes.values() if n.job and n.job == allocation.job]
         is_told = any(n.warned == "TERM" for n in own)
         return is_told and not any(n.alive and n.warned != "TERM" for n in own)
+
+    def members(self, allocation: Allocation) -> tuple[str, ...]:
+        """Return the nodes whose agents, living or lost, belong to an allocation.
+
+        Agents that do not say where they belong count for the first one.
+        """
+        is_first = allocation == self.allocations[0]
+        return tuple(
+            node.name
+            for node in self.nodes.values()
+            if node.job == allocation.job or (is_first and not node.job)
+        )
 
     def waited_s(self, since: float, now: float) -> float:
         """Return for how long somebody has been here to see that something did not come.

@@ -5,10 +5,7 @@ comment and working directory before it is submitted, and again when that failed
 has nobody who would give it submitit's pickle under its number: its own batch script does.
 """
 
-import os
-import pkgutil
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,7 @@ from orchestrator.launch.folders import folder_of
 from orchestrator.launch.launcher import AllocationSpec
 from orchestrator.launch.slurm_commands import SlurmRefused, SlurmUnavailable, jobs_named
 from orchestrator.launch.slurm_options import SlurmOptions
-from orchestrator.launch.slurm_text import JobFate, complaint, is_no_answer
+from orchestrator.launch.slurm_text import JobFate
 
 if TYPE_CHECKING:
     from orchestrator.launch.slurm_executor import Executor
@@ -132,25 +129,9 @@ def parameters(folder: Path, request: dict[str, Any], options: SlurmOptions) -> 
 def _executor(folder: Path, request: dict[str, Any], options: SlurmOptions) -> "Executor":
     from orchestrator.launch.slurm_executor import Executor
 
-    # -P: the folder that the job runs in must not hide modules.
-    executor = Executor(folder, python=f"{shlex.quote(sys.executable)} -P")
-    executor.update_parameters(**parameters(folder, request, options))
-    return executor
+    return Executor(folder, parameters(folder, request, options))
 
 
 def _submit(folder: Path, request: dict[str, Any], options: SlurmOptions) -> str:
-    from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
-
-    agent = pkgutil.resolve_name(request["entry"])
-    temporary = folder / f".{PICKLE}.{os.getpid()}"
-    DelayedSubmission(agent, request["run_dir"]).dump(temporary)
-    temporary.replace(folder / PICKLE)
     executor = _executor(folder, request, options)
-    try:
-        return str(executor.submit(agent, request["run_dir"]).job_id)
-    except FailedSubmissionError as error:  # sbatch is content, but named no job
-        raise SlurmUnavailable(complaint(str(error))) from error
-    except FailedJobError as error:
-        said = str(error)
-        kind = SlurmUnavailable if is_no_answer(said) else SlurmRefused
-        raise kind(complaint(said)) from error
+    return executor.hand_over(PICKLE, request["entry"], request["run_dir"])

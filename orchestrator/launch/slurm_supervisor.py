@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pkgutil
 import shlex
 import signal
 import subprocess
@@ -27,13 +26,7 @@ from orchestrator.launch.slurm_commands import (
     jobs_named,
 )
 from orchestrator.launch.slurm_options import SlurmOptions
-from orchestrator.launch.slurm_text import (
-    JobFate,
-    JobView,
-    SlurmJobState,
-    complaint,
-    is_no_answer,
-)
+from orchestrator.launch.slurm_text import JobFate, JobView, SlurmJobState
 
 if TYPE_CHECKING:
     from orchestrator.launch.slurm_executor import Executor
@@ -211,26 +204,7 @@ def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
 def _executor(spec: SupervisorSpec) -> "Executor":
     from orchestrator.launch.slurm_executor import Executor
 
-    # -P: the folder that the job runs in must not hide modules.
-    executor = Executor(spec.folder, python=f"{shlex.quote(sys.executable)} -P")
-    executor.update_parameters(**_parameters(spec))
-    return executor
-
-
-def _call_sbatch(spec: SupervisorSpec) -> str:
-    from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
-
-    supervise = pkgutil.resolve_name(spec.entry)
-    temporary = spec.folder / f".{PICKLE}.new"
-    DelayedSubmission(supervise, str(spec.folder)).dump(temporary)
-    temporary.replace(spec.folder / PICKLE)
-    try:
-        return str(_executor(spec).submit(supervise, str(spec.folder)).job_id)
-    except FailedSubmissionError as error:  # sbatch is content, but named no job
-        raise SlurmUnavailable(complaint(str(error))) from error
-    except FailedJobError as error:
-        said = str(error)
-        raise (SlurmUnavailable if is_no_answer(said) else SlurmRefused)(complaint(said)) from error
+    return Executor(spec.folder, _parameters(spec))
 
 
 def main() -> None:
@@ -242,7 +216,7 @@ def main() -> None:
     options = SlurmOptions(**raw.pop("options"))
     spec = SupervisorSpec(**{**raw, "folder": Path(raw["folder"]), "options": options})
     try:
-        job = _call_sbatch(spec)
+        job = _executor(spec).hand_over(PICKLE, spec.entry, str(spec.folder))
     except (SlurmUnavailable, SlurmRefused) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(UNAVAILABLE_EXIT if isinstance(error, SlurmUnavailable) else 1)

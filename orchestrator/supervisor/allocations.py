@@ -50,7 +50,7 @@ def needs_a_fresh_look(state: State, known: Known) -> bool:
 
 def _job(known: Known, seen: Allocation) -> Iterator[JobObserved]:
     word = _word(seen)
-    why = seen.queued if word in ("queued", "held") else ""
+    why = seen.why if word == "gone" else seen.queued
     ending = seen.ending if word == "gone" else None
     if (word, why, ending) == (known.phase.value, known.why, known.ending):
         return

@@ -292,7 +292,7 @@ class Executor:
         await self._shut_down(key, tuple(n.name for n in state.nodes.values() if n.alive))
         living = [a.job for a in state.living_allocations if a.job]
         # Without a job as well: a submit that was given up may have come through.
-        jobs = dict.fromkeys([*living, *self._jobs]) or {"": None}
+        jobs = dict.fromkeys([*living, *self._jobs, ""])
         await asyncio.gather(*(asyncio.to_thread(self._launcher.cancel, job) for job in jobs))
         return True, ""
 

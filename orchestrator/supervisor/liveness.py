@@ -126,6 +126,10 @@ class Liveness:
         rhythm = self._rhythms.get(node)
         return now - (rhythm.last if rhythm else self._began)
 
+    def has_heard(self, node: str) -> bool:
+        """Whether a node was heard since it was last lost, if it ever was."""
+        return node in self._rhythms
+
     def gone_s(self, node: str, now: float) -> float:
         """Return for how long a node whose agent is gone has been without it, at most."""
         return min(self.silent_s(node, now), now - self._parted.get(node, -math.inf))

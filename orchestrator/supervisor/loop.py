@@ -5,34 +5,31 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from checkpointing.errors import StoreError
-from checkpointing.resolver import list_commits
 from checkpointing.store.base import ObjectStore
-from monitors.observations import Ok
 from orchestrator.config import RunConfig
 from orchestrator.core import events as ev
 from orchestrator.core.decide import decide
-from orchestrator.core.events import Event, Origin, Record
+from orchestrator.core.events import AgentLost, Event, Origin, Record
 from orchestrator.core.fold import fold
-from orchestrator.core.ledger import Entry, as_event
-from orchestrator.core.state import Allocation, State
-from orchestrator.errors import LedgerUnavailable, PreconditionError
+from orchestrator.core.state import State
+from orchestrator.errors import PreconditionError
 from orchestrator.launch.launcher import AllocationSpec, Launcher
 from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import judge
-from orchestrator.supervisor.allocations import changes, needs_a_fresh_look
 from orchestrator.supervisor.execute import Context, Executor
+from orchestrator.supervisor.inbound import Inbound, is_repeated, live_attempt_of, strangers
 from orchestrator.supervisor.journal import Journal
 from orchestrator.supervisor.lease import LEASE_S, Lease
+from orchestrator.supervisor.looks import Looks
 from orchestrator.supervisor.probe import Prober
 from orchestrator.supervisor.scrape import EVERY_S as SCRAPE_S
 from orchestrator.supervisor.scrape import Scraper
 from orchestrator.supervisor.server import Pages, Server
-from orchestrator.supervisor.sessions import Session, Sessions
+from orchestrator.supervisor.sessions import Sessions
 from orchestrator.supervisor.suspicion import Limits
 from orchestrator.supervisor.watch import Watch
 from orchestrator.views.history import History
@@ -44,22 +41,9 @@ from orchestrator.wire import Fact, Hello, Report, Welcome
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
-OBSERVE_S = 0.25
-CATALOGUE_RETRY_S = 3.0
-LEDGER_S = 2.0
-FRESH_S = 1.0
 LONGEST_TICK_S = 5.0
-STRANGER_S = 5.0
 
 Watcher = Callable[[State, History, Sequence[Record]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Inbound:
-    """An event on its way to the journal."""
-
-    event: Event
-    origin: Origin | None = None
 
 
 class Supervisor:
@@ -84,21 +68,20 @@ class Supervisor:
         self._scraper = Scraper()
         self._journal = journal
         self._lease = lease
-        self._launcher = launcher
         self._store = store
         # Local nodes are called alike in every run and are none that runs could share.
         is_shared = config.nodes.launcher == "slurm"
-        self._ledger = Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
+        ledger = Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
         self._watcher = watcher
         self._inbox: asyncio.Queue[Inbound] = asyncio.Queue()
-        self._look_now = asyncio.Event()
-        self._fresh_at: dict[str, float] = {}
+        self._kept_back: dict[str, tuple[AgentLost, float]] = {}
         self._last_tick = time.monotonic()
         self._recorded = time.monotonic()
         times = config.timeouts
         limits = Limits(heartbeat_s=times.heartbeat_s, agent_lost_s=times.agent_lost_s)
         self.watch = Watch(time.monotonic(), limits)
         self._prober = Prober(self.watch.answered)
+        self._looks = Looks(launcher, ledger, self.watch, lambda: self.state, self.emit)
         self.sessions = Sessions(
             token, self._greet, self._fact, self._report, self._gone, self._is_former
         )
@@ -115,7 +98,7 @@ class Supervisor:
             step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
             emit=self.emit,
         )
-        self._executor = Executor(self.sessions, launcher, store, self._ledger, spec, context)
+        self._executor = Executor(self.sessions, launcher, store, ledger, spec, context)
 
     def emit(self, event: Event) -> None:
         """Hand an event to the loop."""
@@ -160,13 +143,14 @@ class Supervisor:
                 asyncio.ensure_future(work)
                 for work in (
                     self._renew(),
-                    self._observe(),
                     self._scrape(),
-                    self._read_ledger(),
+                    self._looks.observe(),
+                    self._looks.read_ledger(),
                 )
             ]
             if self._store is not None and not self.state.catalogue_read:
-                tasks.append(asyncio.ensure_future(self._read_catalogue(self._store)))
+                reading = self._looks.read_catalogue(self._store, self._config.run.name)
+                tasks.append(asyncio.ensure_future(reading))
             while not self.state.over:
                 await self._turn(tasks)
             return self.state
@@ -199,9 +183,8 @@ class Supervisor:
         if state.policy != config.policy():
             opening.append(ev.PolicySet(policy=config.policy()))
         self._append([Inbound(event) for event in opening])
-        with contextlib.suppress(LedgerUnavailable):  # said, and tried again, in `_read_ledger`
-            self._tell_ledger(self._ledger.entries())
-            self._append([self._inbox.get_nowait()] if not self._inbox.empty() else [])
+        self._looks.read_ledger_once()
+        self._append([self._inbox.get_nowait()] if not self._inbox.empty() else [])
 
     def _announce(self) -> None:
         value = {"url": self.server.url, "epoch": self._lease.epoch, "holder": self._lease.holder}
@@ -225,7 +208,7 @@ class Supervisor:
         now = time.monotonic()
         batch += [Inbound(e) for e in self.watch.heartbeats(self.state, now)]
         lost, probes = self.watch.silent(self.state, now)
-        batch += [Inbound(e) for e in lost]
+        batch += self._losses(lost, now)
         for probe in probes:
             self._prober.send(probe)
         self._append(batch)
@@ -235,6 +218,29 @@ class Supervisor:
         while self._decide_once():
             pass
         self._last_tick = time.monotonic()
+
+    def _losses(self, lost: Sequence[AgentLost], now: float) -> list[Inbound]:
+        """Return the losses that count, and keep those back that may be this machine's own fault.
+
+        When no agent is left that is heard, the launcher must have answered since they fell
+        silent: else rather this machine is cut off than all the others lost.
+        """
+        for event in lost:
+            self._kept_back.setdefault(event.node, (event, now))  # the first says most
+        for node, (event, _) in tuple(self._kept_back.items()):
+            is_current = self.state.is_current(node, event.incarnation)
+            if not is_current or self.watch.has_heard(node):
+                del self._kept_back[node]
+        silent_since = [at - event.silent_s for event, at in self._kept_back.values()]
+        is_anyone_left = any(
+            node.alive and node.name not in self._kept_back for node in self.state.nodes.values()
+        )
+        if not silent_since:
+            return []
+        if not is_anyone_left and not self._looks.has_answer_since(min(silent_since)):
+            return []
+        kept, self._kept_back = self._kept_back, {}
+        return [Inbound(replace(e, silent_s=e.silent_s + now - at)) for e, at in kept.values()]
 
     def _decide_once(self) -> bool:
         """Judge, or make and begin one decision; False when nothing is due."""
@@ -351,112 +357,14 @@ class Supervisor:
 
     def _gone(self, hello: Hello) -> None:
         self.watch.disconnected(hello.node, time.monotonic())
-        self._look_now.set()
+        self._looks.hurry()
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 4)
             self._lease.renew()
 
-    async def _observe(self) -> None:
-        """Ask the launcher now and then, and at once when a connection ends."""
-        while True:
-            self._look_now.clear()
-            is_ending = self.state.outcome is not None  # then all of them go, as they should
-            for known in () if is_ending else self.state.allocations:
-                if known.job and not (known.is_over and not needs_a_fresh_look(self.state, known)):
-                    await self._look_at(known)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(OBSERVE_S):
-                    await self._look_now.wait()
-
-    async def _look_at(self, known: Allocation) -> None:
-        fresh = needs_a_fresh_look(self.state, known)
-        if fresh and time.monotonic() < self._fresh_at.get(known.job, 0.0):
-            return
-        self._fresh_at[known.job] = time.monotonic() + FRESH_S
-        seen = await asyncio.to_thread(self._launcher.observe, known.job, fresh=fresh)
-        if not isinstance(seen, Ok):
-            return
-        silent_s = self.watch.silent_s(self.state.nodes, time.monotonic())
-        for event in changes(self.state, seen.value, self.watch.connected_nodes, silent_s):
-            self.emit(event)
-
-    async def _read_ledger(self) -> None:
-        """Hear of what persons and other runs say of nodes; what cannot be read stays as it was."""
-        problem = ""
-        while True:
-            try:
-                entries = await asyncio.to_thread(self._ledger.entries)
-            except LedgerUnavailable as error:
-                if str(error) != problem:
-                    problem = str(error)
-                    log.warning("%s", problem)
-            else:
-                self._tell_ledger(entries)
-            await asyncio.sleep(LEDGER_S)
-
-    def _tell_ledger(self, entries: Sequence[Entry]) -> None:
-        said = as_event(entries, self._now(), self.state.policy.budget_window_s)
-        if said != ev.LedgerRead(
-            excluded=self.state.ledger, excluded_lately=self.state.excluded_lately
-        ):
-            self.emit(said)
-
     async def _scrape(self) -> None:
         while True:
             await self._scraper.once(self.state)
             await asyncio.sleep(SCRAPE_S)
-
-    async def _read_catalogue(self, store: ObjectStore) -> None:
-        """List the committed checkpoints; an error is never an empty list."""
-        problem = ""
-        while True:
-            try:
-                found = await asyncio.to_thread(list_commits, store, self._config.run.name)
-            except StoreError as error:
-                if str(error) != problem:
-                    problem = str(error)
-                    self.emit(ev.CatalogueUnknown(why=problem))
-                await asyncio.sleep(CATALOGUE_RETRY_S)
-                continue
-            commits = tuple((commit.step, commit.attempt) for commit in found)
-            self.emit(ev.CatalogueRead(commits=commits))
-            return
-
-
-def is_repeated(state: State, origin: Origin | None) -> bool:
-    """Whether an agent's fact is in the journal already."""
-    if origin is None:
-        return False
-    incarnation, n = state.seen.get(origin.node, ("", 0))
-    return incarnation == origin.incarnation and origin.n <= n
-
-
-def live_attempt_of(state: State, node: str) -> int:
-    """Return the live attempt that a node has ranks of, 0 for none."""
-    attempt = state.attempt
-    if attempt is None or not attempt.is_live:
-        return 0
-    return attempt.number if node in attempt.nodes and node not in attempt.lost else 0
-
-
-def strangers(
-    state: State, sessions: Iterable[Session], batch: Sequence[Inbound], now: float
-) -> Iterator[Session]:
-    """Yield the sessions of agents that do not count, so that they introduce themselves again.
-
-    Such an agent was given up while its hello waited to be counted, or is connected all the same:
-    it was welcomed to an attempt that goes on without it. One that was welcomed to none ends its
-    ranks and comes again by itself; it is helped on after a while.
-    """
-    events = [inbound.event for inbound in batch]
-    joined = {event.node for event in events if isinstance(event, ev.AgentJoined)}
-    lost = {event.node for event in events if isinstance(event, ev.AgentLost)}
-    for session in sessions:
-        node = session.hello.node
-        if state.is_current(node, session.hello.incarnation):
-            continue
-        is_misled = node in joined and session.welcome.attempt != live_attempt_of(state, node)
-        if is_misled or node in lost or now - session.since > STRANGER_S:
-            yield session

@@ -104,7 +104,11 @@ class Watch:
             default=-1,
         )
 
-    def silent(self, state: State, now: float) -> tuple[list[Event], list[Probe]]:
+    def has_heard(self, node: str) -> bool:
+        """Whether a node was heard since it was last lost, if it ever was."""
+        return self._liveness.has_heard(node)
+
+    def silent(self, state: State, now: float) -> tuple[list[AgentLost], list[Probe]]:
         """Return the agents that are lost by their silence, and the probes to send now.
 
         Nobody is asked while the run ends: the agents leave because they were told to.
@@ -118,7 +122,7 @@ class Watch:
         look = self._liveness.look(ports, now)
         for name in look.busy:
             log.warning("%s says nothing, but its machine answers: waiting for it", name)
-        lost: list[Event] = [
+        lost = [
             AgentLost(
                 node=gone.node,
                 incarnation=state.nodes[gone.node].incarnation,

@@ -15,11 +15,11 @@ from tests.integration.devclusters import WHY_NOT, eventually, shares
 
 MakeStory = Callable[..., Story]
 
-OPTIONS = ["--nodes", "5", "--gpus", "0", "--shm-size", "64m", "--grace", "10"]
+OPTIONS = ["--nodes", "5", "--gpus", "0", "--shm-size", "192m", "--grace", "10"]
 SETTINGS = {
     # Long enough that Slurm forgives a partition which everstep has acted on meanwhile.
     "SlurmdTimeout": "20",
-    "KillWait": "3",
+    "KillWait": "10",
 }
 
 
@@ -70,7 +70,9 @@ def undisturbed(
 
 
 @pytest.fixture
-def tell(cluster: Devcluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeStory]:
+def tell(
+    cluster: Devcluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[MakeStory]:
     """Make a story on a cluster that is whole, and make it whole again."""
     make_whole(cluster)
     stories: list[Story] = []
@@ -95,8 +97,9 @@ def make_whole(cluster: Devcluster) -> None:
         if not node["power"]:
             cluster.do("power-on", name)
         cluster.do("heal", name)
+        cluster.on(name, "sh", "-c", "rm -rf /dev/shm/* /tmp/clock")
     eventually("all nodes are idle", lambda: _are_idle(cluster))
-    assert not memory(power(cluster))
+    assert not memory(power(cluster)), "an agent left something behind after its end"
 
 
 def _are_idle(cluster: Devcluster) -> bool:

@@ -1,6 +1,5 @@
 """What goes on inside the nodes of a devcluster, seen from the machine."""
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ def _inner(folder: Path) -> int:
 def namespace(pid: int) -> str:
     """Return the pid namespace that a process is in, "" when it is gone."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""
 
@@ -69,5 +68,6 @@ def memory(inits: dict[str, int]) -> list[str]:
     found: list[str] = []
     for name, pid in inits.items():
         with suppress(OSError):
-            found += [f"{name}: {entry}" for entry in os.listdir(f"/proc/{pid}/root/dev/shm")]
+            entries = Path(f"/proc/{pid}/root/dev/shm").iterdir()
+            found += [f"{name}: {entry.name}" for entry in entries]
     return found

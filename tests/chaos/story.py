@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from checkpointing.content import content_sha256
@@ -24,7 +24,7 @@ from tests.integration.devclusters import eventually, jobs_of
 from tests.integration.traces import traces
 
 DATA = Path(__file__).parents[1] / "data"
-STEPS = 1500  # never reached at the pace of a story; at full speed a matter of seconds
+STEPS = 1000  # never reached at the pace of a story; at full speed a matter of seconds
 STEP_S = 0.05
 INTERVAL = 20
 RANKS = 2
@@ -36,7 +36,7 @@ TOML = """\
 name = "{name}"
 
 [job]
-command = ["python", "{script}", "{steps}", "{step_s}", "{gate}"]
+command = ["python", "{script}", "{steps}", "{step_s}", "{gate}"{more}]
 workdir = "{folder}"
 preload = ["numpy"]
 
@@ -57,7 +57,7 @@ host = "{host}"
 
 [slurm]
 partition = "batch"
-options = {{ cpus-per-task = 2 }}
+options = {{ exclusive = true, mem = 0 }}
 {slurm}
 
 [timeouts]
@@ -66,7 +66,7 @@ agent_lost_s = 4.0
 step_s = 30.0
 init_s = 60.0
 kill_grace_s = 1.0
-leave_s = 2.0
+leave_s = 8.0
 launch_s = 60.0
 start_s = 30.0
 {timeouts}
@@ -78,7 +78,13 @@ start_s = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a story wants otherwise than the others; texts are lines of the TOML's tables."""
+    """What a story wants otherwise than the others.
+
+    Attributes:
+        nodes: Lines for a table of the TOML; so are `slurm`, `timeouts` and `budget`.
+        host: Where the agents find the supervisor.
+        words: Further arguments of the script.
+    """
 
     count: int = 2
     spares: int = 1
@@ -87,7 +93,7 @@ class Setting:
     timeouts: str = ""
     budget: str = ""
     host: str = ""
-    extra: dict[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
 
 class Story(Run):
@@ -114,6 +120,7 @@ class Story(Run):
             steps=STEPS,
             step_s=STEP_S,
             gate=self.gate,
+            more="".join(f', "{word}"' for word in setting.words),
             folder=self.folder,
             count=setting.count,
             spares=setting.spares,
@@ -153,7 +160,9 @@ class Story(Run):
         wanted = self.setting.count + self.setting.spares
         self.wait(
             "all nodes and a checkpoint",
-            lambda state: bool(state.commits) and is_stepping(state) and len(living(state)) == wanted,
+            lambda state: (
+                bool(state.commits) and is_stepping(state) and len(living(state)) == wanted
+            ),
         )
         self.mark("trains and has saved")
 
@@ -242,7 +251,9 @@ class Story(Run):
 
     def starts(self) -> list[StartRanks]:
         """Return all decisions to start ranks, oldest first."""
-        made = [record.event for record in self.records if isinstance(record.event, ev.DecisionMade)]
+        made = [
+            record.event for record in self.records if isinstance(record.event, ev.DecisionMade)
+        ]
         return [d.decision.action for d in made if isinstance(d.decision.action, StartRanks)]
 
     def jobs(self) -> list[str]:
@@ -309,7 +320,9 @@ class Story(Run):
                 for shard in event.shards:
                     staged.setdefault((shard.step, shard.attempt), record.at)
             elif isinstance(event, ev.CheckpointCommitted) and not self.gate_was_open(record):
-                longest = max(longest, record.at - staged.get((event.step, event.attempt), record.at))
+                longest = max(
+                    longest, record.at - staged.get((event.step, event.attempt), record.at)
+                )
         return math.ceil(longest / STEP_S) + 1
 
     def gate_was_open(self, record: Record) -> bool:

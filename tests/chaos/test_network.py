@@ -7,7 +7,6 @@ import pytest
 
 from deploy.devcluster.client import Devcluster
 from orchestrator.core import events as ev
-from orchestrator.core.state import State
 from tests.chaos.conftest import MakeStory
 from tests.chaos.story import INTERVAL, RANKS, Story, living
 from tests.chaos.test_power import freeze_uploader

@@ -6,7 +6,6 @@ import signal
 import pytest
 
 from deploy.devcluster.client import Devcluster
-from orchestrator.core import events as ev
 from orchestrator.core.state import State
 from tests.chaos.conftest import MakeStory
 from tests.chaos.story import INTERVAL, RANKS, Story, living
@@ -64,14 +63,14 @@ def test_a_checkpoint_half_uploaded_is_never_taken_for_one(
 ) -> None:
     story = tell()
     story.begin()
-    first, worker = story.nodes
+    _first, worker = story.nodes
     half = freeze_uploader(story, worker)
     cluster.do("power-off", worker)
     story.goes_on(2)
     (incident,) = story.finish(lost_steps=3 * INTERVAL)
     assert incident.restore is not None
     assert incident.restore.step < half
-    by = {step: attempt for step, attempt in story.state.commits}
+    by = dict(story.state.commits)
     assert by.get(half, 2) == 2, "half of it came from a node that is dead"
     assert story.sums() == undisturbed
 
@@ -143,7 +142,7 @@ def test_two_nodes_at_once_are_one_too_many_and_another_is_asked_for(
 
 
 def test_two_nodes_at_once_shrink_a_run_that_may(tell: MakeStory, cluster: Devcluster) -> None:
-    story = tell(nodes="replace = false\nmin_count = 1")
+    story = tell(nodes="replace = false\nmin_count = 1", words=("alike",))
     story.begin()
     both, spare = story.nodes, story.spare
     for node in both:

@@ -73,7 +73,7 @@ def test_a_submission_that_hangs_after_it_was_accepted_is_found(
 def test_a_job_that_nobody_noted_is_found(bench: SlurmBench) -> None:
     job = bench.launcher.submit(spec(bench))
     seen(bench, job, bench.all_there)
-    (bench.run_dir / "submitit" / "job.json").unlink()
+    (folder_of(spec(bench)) / "job.json").unlink()
     assert bench.launcher.submit(spec(bench)) == job
     assert bench.allocations() == 1
 

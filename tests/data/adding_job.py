@@ -1,7 +1,8 @@
 """Trains weights that show every step, rank and world size that made them; no torch.
 
-python adding_job.py STEPS SECONDS_A_STEP GATE: once the file GATE is there, steps take no time.
-The ranks add their gradients up through rank 0, in rank order, and wait for each other in every
+python adding_job.py STEPS SECONDS_A_STEP GATE [alike]: once the file GATE is there, steps take no
+time; with `alike` no rank has a state of its own, so that another number of ranks can go on. The
+ranks add their gradients up through rank 0, in rank order, and wait for each other in every
 step, as ranks of a real training do: without one of them the others stand still.
 """
 
@@ -81,15 +82,17 @@ def main() -> None:
         "optimizer": {"momentum": np.zeros(SIZE)},
         "steps": {"done": 0},
     }
-    local = {"drawn": np.zeros(SIZE)}  # a random walk of its own: each rank's data position
+    own = np.zeros(SIZE)  # a random walk: what a rank's place in the data is in a real training
+    local = {"own": own} if "alike" not in sys.argv else None
     checkpointer = Checkpointer.from_env()
     start = checkpointer.restore(state, local)
     everybody = Sum(rank, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     for step in range(start, steps):
         if not gate.exists():
             time.sleep(step_s)
-        local["drawn"] += np.random.default_rng((step, rank, world)).standard_normal(SIZE)
-        mean = everybody.of(local["drawn"]) / world
+        own *= local is not None
+        own += np.random.default_rng((step, rank, world)).standard_normal(SIZE)
+        mean = everybody.of(own) / world
         state["optimizer"]["momentum"] *= 0.9
         state["optimizer"]["momentum"] += mean - 0.1 * state["model"]["weights"]
         state["model"]["weights"] += 0.01 * state["optimizer"]["momentum"]

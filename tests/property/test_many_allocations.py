@@ -50,15 +50,19 @@ def check(world: World, decision: Decision) -> None:
             pass
     if isinstance(action, StartRanks | Launch):
         assert not cancelled(world), "goes on although a person ended it"
-    if isinstance(action, Finish) and cancelled(world):
-        assert action.outcome is Outcome.STOPPED
+    if isinstance(action, Finish):
+        is_told = any(a.ending is Ending.CANCELLED for a in world.state.allocations)
+        if action.outcome is Outcome.STOPPED:
+            assert is_told or world.state.stop_requested_seq
+        else:
+            assert not cancelled(world)
 
 
 def check_launch(world: World, action: Launch) -> None:
     state = world.state
     assert not any(isinstance(p.action, Launch) for p in state.pending.values())
     wanted = world.nodes + world.spares
-    assert 0 < action.nodes
+    assert action.nodes > 0
     assert count_good(state) + coming(state, world.now) + action.nodes <= wanted
     assert set(action.exclude) >= {n.name for n in state.nodes.values() if n.excluded}
     assert barren(world) < MOST_FRUITLESS + wanted, "asks for ever for what does not come"
@@ -106,16 +110,17 @@ def is_held(world: World, rank: int, key: tuple[int, int]) -> bool:
 
 
 def cancelled(world: World) -> bool:
-    """Whether it was told that a person ended an allocation that had nodes."""
-    assert world.site is not None
+    """Whether it was told that a person ended an allocation that had agents."""
     ours: set[str] = set()
+    manned: set[str] = set()
     for event in (r.event for r in world.records):
         if isinstance(event, ev.DecisionMade) and isinstance(event.decision.action, GiveBack):
             ours.add(event.decision.action.job)
-        if isinstance(event, ev.JobObserved) and event.ending is Ending.CANCELLED:
-            job = world.site.jobs[event.job]
-            if job.had_nodes and event.job not in ours:
-                return True
+        if isinstance(event, ev.AgentJoined):
+            manned.add(event.job)
+        is_end = isinstance(event, ev.JobObserved) and event.ending is Ending.CANCELLED
+        if is_end and event.job in manned - ours:
+            return True
     return False
 
 
@@ -126,9 +131,9 @@ def barren(world: World) -> int:
         match event:
             case ev.DecisionMade(decision=Decision(action=Launch())):
                 count += 1
-            case ev.DecisionMade(decision=Decision(action=GiveBack())):
-                count = 0
-            case ev.JobObserved(ending=Ending.PREEMPTED | Ending.TIME_LIMIT):
+            case ev.DecisionMade(decision=Decision(action=GiveBack(), rule="give_back")):
+                count = 0 if "has all" in event.decision.reason else count
+            case ev.JobObserved(ending=Ending.PREEMPTED):
                 count = 0
             case ev.PhaseReached(phase="first_step"):
                 count = 0
@@ -141,12 +146,13 @@ def barren(world: World) -> int:
 class SiteMachine(RunMachine):
     """A run of three nodes and a spare that may have fewer, at a site with a few more."""
 
-    @initialize(calm=mostly)
-    def begins(self, calm: bool) -> None:
-        self.site = Site(NAMES)
+    @initialize(calm=mostly, is_kind=mostly, prompt=st.booleans())
+    def begins(self, calm: bool, is_kind: bool, prompt: bool) -> None:
+        self.site, self.is_kind = Site(NAMES), is_kind
         self.world = World(
             REPLACING, nodes=3, spares=1, ranks_per_node=1, site=self.site, check=check
         )
+        self.world.judges_at_once = prompt
         self.committed: set[tuple[int, int]] = set()
         self.answered: list[str] = []
         if calm:
@@ -263,18 +269,22 @@ class SiteMachine(RunMachine):
             self.world.trains(2)
 
     def come_to_an_end(self) -> None:
-        """Once nothing new goes wrong, the run goes on with all its nodes, or ends."""
+        """Once nothing new goes wrong, the run goes on with all its nodes, or ends.
+
+        At a site that is not kind, no new agent ever comes: then it goes on with what it has.
+        """
         world, site = self.world, self.site
         site.spoken.clear()
-        for _ in range(80):
+        for _ in range(150):
             site.reads_ledger(world)
-            self.all_goes_well()
+            self.time_goes_on()
             attempt = world.state.attempt
             if world.state.over:
                 assert not self.jobs()
                 return
             if attempt is not None and attempt.phase is AttemptPhase.RUNNING and world.whole():
-                if self.is_complete():
+                has_stepped = attempt.first_step_at is not None
+                if has_stepped and (self.is_complete() or not self.is_kind):
                     return
                 world.trains(1)
             if not world.state.catalogue_read:
@@ -283,10 +293,18 @@ class SiteMachine(RunMachine):
                 world.judges_truly()
             else:
                 self.let_the_rest_of_the_ranks_leave()
-                world.now += 20.0
-                world.settle()
         state = world.state
         raise AssertionError(f"stuck: {state.waiting_for!r}, {state.attempt}, {state.allocations}")
+
+    def time_goes_on(self) -> None:
+        if self.is_kind:
+            self.all_goes_well()
+        else:
+            self.world.calms()
+            for job in self.jobs("queued"):
+                self.site.gives_nodes(job)
+        self.world.now += 20.0
+        self.world.settle()
 
     def is_complete(self) -> bool:
         """Whether it has all that it wants, and no job that it could do without."""
@@ -295,7 +313,8 @@ class SiteMachine(RunMachine):
         good = {n.name for n in state.nodes.values() if n.is_good}
         idle = [j for j in self.jobs() if not set(j.members) & set(state.attempt.nodes)]
         needless = [j for j in idle if len(good - set(j.members)) >= wanted]
-        return len(good) >= wanted and len(state.attempt.nodes) == self.world.nodes and not needless
+        is_whole = len(state.attempt.nodes) == self.world.nodes and len(good) >= wanted
+        return is_whole and good >= set(state.attempt.nodes) and not needless
 
 
 TestAllocations = SiteMachine.TestCase

@@ -4,11 +4,13 @@ Run it only when a change of the events or rules is meant to change history; the
 data files then shows what changed.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.core import events as ev
 from orchestrator.core.policy import Policy
 from orchestrator.supervisor.journal import render, state_of
+from tests.simulated.site import Site
 from tests.simulated.world import World
 
 DATA = Path(__file__).parent / "data"
@@ -117,7 +119,72 @@ def judge_without_orders(world: World) -> None:
     judge(world, "unknown", "process")
 
 
-STORIES = {"three_kills": three_kills, "hard_times": hard_times}
+def moving_house() -> World:
+    """Drains, a held launch, a bad GPU and lost nodes: many allocations of a run that shrinks."""
+    site = Site(tuple(f"n{k + 1}" for k in range(9)))
+    policy = replace(POLICY, replace_nodes=True, min_nodes=1)
+    world = World(policy, nodes=3, spares=1, ranks_per_node=1, site=site, judges_at_once=True)
+    arrive(world, site)
+    world.reads_catalogue(answer=True)
+    calm(world)
+    train(world, 4, 4)
+    site.wants_back(world, "n2", "DRAIN: bad fan")
+    calm(world)
+    train(world, 4)
+    (job,) = site.living("queued")
+    job.state = "held"
+    calm(world)
+    arrive(world, site)
+    signs_of_a_bad_gpu(world, "n1")
+    world.agents["n1"].exits(0, -7)
+    calm(world)
+    train(world, 4)
+    shrink_and_grow(world, site)
+    for agent in world.whole():
+        for rank in sorted(agent.ranks):
+            agent.exits(rank, 0)
+    calm(world)
+    assert world.state.over
+    return world
+
+
+def signs_of_a_bad_gpu(world: World, name: str) -> None:
+    agent = world.agents[name]
+    agent.fact(
+        ev.SignatureSeen(
+            attempt=agent.attempt,
+            node=name,
+            rank=min(agent.ranks),
+            signature="xid_79",
+            fault="gpu",
+            secondary=False,
+            confidence=0.95,
+            culprit_node=name,
+            culprit_rank=min(agent.ranks),
+            text="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+        )
+    )
+
+
+def arrive(world: World, site: Site) -> None:
+    """What is in the queue gets its nodes, and agents start on them."""
+    calm(world)
+    site.goes_well(world)
+    calm(world)
+
+
+def shrink_and_grow(world: World, site: Site) -> None:
+    """Too many nodes are lost at once, and others come for them; the first allocation goes back."""
+    site.loses_nodes(world, "n3", "n4")
+    calm(world)
+    train(world, 4)
+    arrive(world, site)
+    train(world, 4)
+    calm(world, 100.0)
+    train(world, 4)
+
+
+STORIES = {"three_kills": three_kills, "hard_times": hard_times, "moving_house": moving_house}
 
 
 def write() -> None:

@@ -9,9 +9,9 @@ from orchestrator.core.actions import Action, GiveBack, Launch, NoteNode, Unhold
 from orchestrator.core.events import Ending
 
 if TYPE_CHECKING:
-    from tests.simulated.agents import Agent
     from tests.simulated.world import World
 
+LEFT_S = 25.0
 HELD = "launch failed requeued held"
 
 
@@ -39,7 +39,7 @@ class Site:
     """All jobs of the run, the nodes that there are, and what the ledger says of them.
 
     Attributes:
-        gone: Agents whose process ended with their job, not noticed yet.
+        leave_at: When agents that got SIGTERM leave, whatever becomes of their job.
         spoken: What persons and other runs exclude.
         noted: What this run excludes.
     """
@@ -47,7 +47,7 @@ class Site:
     names: tuple[str, ...]
     jobs: dict[str, Job] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    gone: list["Agent"] = field(default_factory=list)
+    leave_at: dict[str, float] = field(default_factory=dict)
     spoken: dict[str, str] = field(default_factory=dict)
     noted: dict[str, str] = field(default_factory=dict)
     leaving: dict[str, str] = field(default_factory=dict)
@@ -85,10 +85,17 @@ class Site:
     # What happens to jobs.
 
     def living(self, *states: str) -> list[Job]:
-        return [j for j in self.jobs.values() if j.state in (states or ("queued", "held", "running"))]
+        return [
+            j for j in self.jobs.values() if j.state in (states or ("queued", "held", "running"))
+        ]
 
     def job_of(self, node: str) -> str:
         return next((j.number for j in self.living("running") if node in j.members), "")
+
+    def prepares(self, node: str) -> str:
+        """An agent is about to start on a node: nobody told this one to leave."""
+        self.leave_at.pop(node, None)
+        return self.job_of(node)
 
     def gives_nodes(self, job: Job) -> tuple[str, ...]:
         """A queued job gets nodes that no other has, if there are enough; they are still empty."""
@@ -120,14 +127,33 @@ class Site:
                 if name not in world.agents:
                     world.boots(name)
 
+    def loses_nodes(self, world: "World", *names: str) -> None:
+        """Nodes fail; their jobs go on without them."""
+        for job in self.living("running"):
+            job.members = tuple(n for n in job.members if n not in names)
+        self.names = tuple(n for n in self.names if n not in names)
+        for name in names:
+            world.agents.pop(name, None)
+
     # What is seen of it.
 
     def is_noticed(self, world: "World") -> None:
         """Agents of jobs that ended are gone, and a look at each job tells what is new."""
         self.kills_agents(world)
-        while self.gone:
-            agent = self.gone.pop()
-            world.loses_agent(agent, silent_s=1.0)
+        for name, at in tuple(self.leave_at.items()):
+            if at <= world.now and name in world.agents:
+                world.agents.pop(name)
+        self.leave_at = {n: at for n, at in self.leave_at.items() if at > world.now}
+        for node in tuple(world.state.nodes.values()):
+            if node.alive and node.name not in world.agents:
+                world.hears(
+                    ev.AgentLost(
+                        node=node.name,
+                        incarnation=node.incarnation,
+                        why="its agent's process is gone",
+                        silent_s=1.0,
+                    )
+                )
         for job in tuple(self.jobs.values()):
             self.is_looked_at(world, job)
 
@@ -136,7 +162,7 @@ class Site:
         for name, agent in tuple(world.agents.items()):
             if agent.job and self.jobs[agent.job].state == "gone":
                 world.late += agent.outbox[:3]
-                self.gone.append(world.agents.pop(name))
+                world.agents.pop(name)
 
     def is_looked_at(self, world: "World", job: Job, ending: Ending | None = None) -> None:
         known = next((a for a in world.state.allocations if a.job == job.number), None)
@@ -165,4 +191,6 @@ class Site:
     def warns(self, world: "World", job: Job, signal: str, which: Callable[[str], bool]) -> None:
         for name in job.members:
             if name in world.agents and which(name):
-                world.agents[name].fact(ev.AgentWarned(node=name, signal=signal, left_s=25.0))
+                world.agents[name].fact(ev.AgentWarned(node=name, signal=signal, left_s=LEFT_S))
+                if signal == "TERM":
+                    self.leave_at[name] = world.now + LEFT_S

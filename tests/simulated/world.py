@@ -39,6 +39,7 @@ class World:
 
     Attributes:
         site: The jobs of a run whose agents say where they belong; None: one allocation, unnamed.
+        judges_at_once: As the supervisor does; else verdicts are left to the test.
         saved: By attempt and rank, the step that it saved when it was told to save and leave.
     """
 
@@ -58,6 +59,7 @@ class World:
     manifests: dict[int, int] = field(default_factory=dict)
     is_holding: bool = False
     site: Site | None = None
+    judges_at_once: bool = False
     starts: dict[int, StartRanks] = field(default_factory=dict)
     saved: dict[int, dict[int, int]] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
@@ -99,6 +101,11 @@ class World:
         """Decide until nothing is left to decide."""
         self.is_holding = False
         for _ in range(MOST_DECISIONS):
+            attempt = self.state.attempt
+            if self.judges_at_once and attempt is not None and attempt.needs_verdict:
+                self.is_holding = True
+                self.judges_truly()
+                self.is_holding = False
             found = decide(self.state, self.now, self.state.policy)
             if not found:
                 return
@@ -250,7 +257,7 @@ class World:
         staged = set(before.staged) if before and keeps_memory else set()
         if before is not None:
             self.late += before.outbox[:3]
-        job = self.site.job_of(node) if self.site else ""
+        job = self.site.prepares(node) if self.site else ""
         self.agents[node] = Agent(node, f"i{self.born}", staged, job)
         return self.agents[node]
 

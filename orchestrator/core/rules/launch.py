@@ -13,7 +13,6 @@ FIRST_PAUSE_S = 15.0
 MOST_FRUITLESS = 5
 ENDING_S = 90.0
 SETTLED_S = 120.0
-PLANNED_ENDS = (Ending.PREEMPTED, Ending.TIME_LIMIT)
 
 
 def launch(state: State, now: float, policy: Policy) -> Decision | None:
@@ -65,11 +64,21 @@ def replace(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if now < _next_request_at(state, now):
         return None
-    names = tuple(sorted({*state.ledger, *(n.name for n in state.nodes.values() if n.excluded)}))
     reason = f"{missing} of {state.run.nodes + state.run.spares} nodes are missing: {gone(state)}"
-    action = Launch(nodes=missing, exclude=names)
+    action = Launch(nodes=missing, exclude=unwanted(state))
     evidence = tuple(sorted({a.seq for a in state.allocations[-1:]}))
     return make(state, "replace", action, reason, evidence, state.seq)
+
+
+def unwanted(state: State) -> tuple[str, ...]:
+    """Return the nodes that a further allocation must not have.
+
+    Those that cannot be used, and those that the run has and keeps: a node that is shared between
+    jobs would otherwise be given a second time.
+    """
+    barred = (n.name for n in state.nodes.values() if n.excluded or (n.alive and n.unfit))
+    kept = (n.name for n in state.nodes.values() if n.is_usable)
+    return tuple(sorted({*state.ledger, *barred, *kept}))
 
 
 def _is_recovering(state: State, now: float) -> bool:
@@ -89,34 +98,33 @@ def coming(state: State, now: float) -> int:
     """Return how many nodes are on their way: asked for, or given and their agent not there yet."""
     total = 0
     for allocation in state.living_allocations:
-        own = members(state, allocation)
+        own = state.members(allocation)
         if allocation.given_back or any(state.nodes[name].warned for name in own):
             continue
         if allocation.is_waiting:
             total += allocation.nodes
-        elif state.waited_s(allocation.given_at or 0.0, now) <= state.policy.launch_timeout_s:
+        elif is_coming(state, allocation, now):
             total += max(0, allocation.nodes - len(own))
     return total
 
 
-def members(state: State, allocation: Allocation) -> tuple[str, ...]:
-    """Return the nodes whose agents, living or lost, belong to an allocation.
+def is_coming(state: State, allocation: Allocation, now: float) -> bool:
+    """Whether agents of an allocation that has its nodes may still be on their way."""
+    if allocation.given_at is None or allocation.came:
+        return False
+    return state.waited_s(allocation.given_at, now) <= state.policy.launch_timeout_s
 
-    Agents that do not say where they belong count for the first one.
-    """
-    is_first = allocation == state.allocations[0]
-    return tuple(
-        node.name
-        for node in state.nodes.values()
-        if node.job == allocation.job or (is_first and not node.job)
-    )
+
+def is_deserted(state: State, allocation: Allocation, now: float) -> bool:
+    """Whether all its agents have been gone for so long that its end would have been told."""
+    nodes = [state.nodes[name] for name in state.members(allocation)]
+    if not nodes or any(node.alive for node in nodes):
+        return False
+    return state.waited_s(max(node.lost_at or 0.0 for node in nodes), now) > ENDING_S
 
 
 def fruitless(state: State, now: float) -> tuple[Allocation, ...]:
-    """Return the allocations asked for since the last new step that did not bring their nodes.
-
-    The end of one that Slurm had announced, or that the run gave back, is no failure of it.
-    """
+    """Return the allocations asked for since the last new step of which nothing came."""
     attempt = state.attempt
     stepped = [i.first_step_at for i in state.incidents if i.first_step_at is not None]
     if attempt is not None and attempt.first_step_at is not None:
@@ -125,15 +133,21 @@ def fruitless(state: State, now: float) -> tuple[Allocation, ...]:
     return tuple(
         a
         for a in state.allocations
-        if a.asked_at >= since and not a.given_back and a.ending not in PLANNED_ENDS
-        if a.is_over or _has_not_come(state, a, now)
+        if a.asked_at >= since and not _was_of_use(state, a)
+        if a.is_over or a.given_back or not (a.is_waiting or a.came or is_coming(state, a, now))
     )
 
 
-def _has_not_come(state: State, allocation: Allocation, now: float) -> bool:
-    if allocation.given_at is None or len(members(state, allocation)) >= allocation.nodes:
-        return False
-    return state.waited_s(allocation.given_at, now) > state.policy.launch_timeout_s
+def _was_of_use(state: State, a: Allocation) -> bool:
+    """Whether its end is no failure: made room, was given back, or was a spare for a while.
+
+    A time limit is one: who asks again gets the same limit, and again makes no step within it.
+    """
+    is_returned = a.given_back and not a.unheld and (a.came or not a.had_nodes)
+    if a.ending is Ending.PREEMPTED or is_returned:
+        return True
+    had_s = (a.over_at or 0.0) - (a.given_at or 0.0)
+    return a.spared and had_s > state.policy.launch_timeout_s
 
 
 def _next_request_at(state: State, now: float) -> float:
@@ -173,6 +187,8 @@ def _is_ending_unknown(state: State, now: float) -> bool:
         if a.given_back or not state.is_being_ended(a):
             continue
         if not a.is_over:
+            if is_deserted(state, a, now):
+                continue  # only its agents were told to end
             return True
         is_told = a.ending not in (None, Ending.UNKNOWN)
         if not is_told and state.waited_s(a.over_at or 0.0, now) <= ENDING_S:
@@ -186,7 +202,8 @@ def no_capacity(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if state.attempt is not None and state.attempt.is_live:
         return None
-    if place(state) is not None or place_smaller(state) is not None:
+    is_first = state.attempt is None
+    if place(state) is not None or (not is_first and place_smaller(state) is not None):
         return None
     queued = [a for a in state.living_allocations if a.phase is AllocationPhase.QUEUED]
     if queued:
@@ -194,7 +211,8 @@ def no_capacity(state: State, now: float, policy: Policy) -> Decision | None:
     next_at = _next_request_at(state, now)
     if policy.replace_nodes and now < next_at < math.inf:
         return wait(state, "no_capacity", "waiting to ask again for nodes that did not come")
-    have, need = count_usable(state), state.policy.min_nodes or state.run.nodes
+    least = state.run.nodes if is_first else policy.min_nodes or state.run.nodes
+    have, need = count_usable(state), least
     over_at = state.attempt.over_at if state.attempt else None
     given = [a.given_at or a.over_at or a.asked_at for a in state.allocations]
     if state.waited_s(max([*given, over_at or 0.0]), now) > policy.launch_timeout_s:

@@ -8,7 +8,7 @@ from orchestrator.core.actions import Decision, StopRanks
 from orchestrator.core.placement import place
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import make
-from orchestrator.core.state import Attempt, AttemptPhase, State
+from orchestrator.core.state import Attempt, AttemptPhase, Node, State
 
 
 def move(state: State, now: float, policy: Policy) -> Decision | None:
@@ -18,6 +18,8 @@ def move(state: State, now: float, policy: Policy) -> Decision | None:
         return None  # nothing would be kept
     if attempt.phase is not AttemptPhase.RUNNING or attempt.first_step_at is None:
         return None
+    if attempt.exits:
+        return None  # they have begun to finish
     found = _ending(state, attempt) or _elsewhere(state, attempt)
     if found is None:
         return None
@@ -44,11 +46,17 @@ def _elsewhere(state: State, attempt: Attempt) -> tuple[str, str] | None:
     nodes = place(state)
     if nodes is None or set(nodes) == set(attempt.nodes):
         return None
+    new = [name for name in nodes if name not in attempt.nodes]
+    if not all(state.nodes[name].is_good for name in new):
+        return None
     if len(nodes) > len(attempt.nodes):
-        new = [name for name in nodes if name not in attempt.nodes]
         return "moved", f"{', '.join(new)} came: the run can have all its {len(nodes)} nodes again"
     if not all(state.nodes[name].is_good for name in nodes):
-        return None  # one that leaves in exchange for another one that leaves
+        return None  # for some nothing better is there yet: once, and not once for each
     left = [name for name in attempt.nodes if name not in nodes]
-    why = "; ".join(f"{n}: {state.nodes[n].excluded or state.nodes[n].leaving}" for n in left)
+    why = "; ".join(f"{n}: {_fault(state.nodes[n])}" for n in left)
     return "moved", f"{', '.join(left)} is to be left ({why}), and others are there for its ranks"
+
+
+def _fault(node: Node) -> str:
+    return node.excluded or node.unfit or node.leaving

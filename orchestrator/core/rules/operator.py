@@ -40,8 +40,8 @@ def stop_wanted(state: State) -> tuple[str, int] | None:
     if state.stop_requested_seq:
         return "the operator asked to stop", state.stop_requested_seq
     for a in state.allocations:
-        is_ours = a.given_back or a.given_at is None
-        if a.ending is Ending.CANCELLED and not is_ours:
+        is_run = a.had_nodes or len(state.allocations) == 1  # a further request is not the run
+        if a.ending is Ending.CANCELLED and is_run and not a.given_back:
             return f"allocation {a.job} was cancelled by a person", a.seq
     return None
 

@@ -1,7 +1,7 @@
 """The first attempt of a run (also of a run that goes on from an older one's checkpoints)."""
 
 from orchestrator.core.actions import Decision, StartRanks
-from orchestrator.core.placement import place
+from orchestrator.core.placement import place, place_smaller
 from orchestrator.core.policy import Policy
 from orchestrator.core.restore import choose
 from orchestrator.core.rules.verdicts import make, wait
@@ -12,7 +12,7 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
     """Start as soon as enough agents are there and the store's catalogue is known."""
     if state.attempt is not None or state.run is None:
         return None
-    nodes = place(state)
+    nodes = place(state) or _place_late(state, now, policy)
     if nodes is None:
         return None
     if state.run.checkpoints and not state.catalogue_read:
@@ -27,6 +27,15 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
         interval_steps=state.interval_steps,
     )
     origin = f"step {restore.step} of the store" if restore else "step 0, nothing committed yet"
-    reason = f"{len(nodes)} nodes are ready; start from {origin}"
+    fewer = "" if len(nodes) == state.run.nodes else f" of {state.run.nodes}"
+    reason = f"{len(nodes)}{fewer} nodes are ready; start from {origin}"
     evidence = tuple(sorted(state.nodes[name].joined_seq for name in nodes))
     return make(state, "start", action, reason, evidence, action.attempt)
+
+
+def _place_late(state: State, now: float, policy: Policy) -> tuple[str, ...] | None:
+    """Return a placement on fewer nodes once those that were given had their time to come."""
+    given_at = [a.given_at for a in state.allocations if a.given_at is not None]
+    if not given_at or state.waited_s(max(given_at), now) <= policy.launch_timeout_s:
+        return None
+    return place_smaller(state)

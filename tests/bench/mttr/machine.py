@@ -78,16 +78,24 @@ class Machine:
         return at
 
     def make_whole(self) -> None:
-        """End all jobs, have all nodes back and idle."""
-        self.cluster.slurm("scancel", "--full", "--user=root")
+        """End all jobs, have all nodes back and idle.
+
+        Raises:
+            Failed: They did not come back.
+        """
         for name, node in self.cluster.nodes().items():
             if not node["power"]:
                 self.cluster.do("power-on", name)
         deadline = time.monotonic() + QUIET_S
-        while any(node["slurm"] != "idle" for node in self.cluster.nodes().values()):
+        while True:
+            # Each time: a child of a supervisor that was killed may still be submitting.
+            self.cluster.slurm("scancel", "--full", "--user=root")
+            seen = {name: node["slurm"] for name, node in self.cluster.nodes().items()}
+            if all(word == "idle" for word in seen.values()):
+                return
             if time.monotonic() > deadline:
-                raise Failed("the nodes did not become idle again")
-            time.sleep(0.2)
+                raise Failed(f"the nodes did not become idle again: {seen}")
+            time.sleep(0.5)
 
 
 @contextlib.contextmanager

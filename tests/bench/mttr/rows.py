@@ -43,7 +43,7 @@ def hang(found: Sequence[ours.Recovery], why: str) -> list[Row]:
     value = statistics.median(r.phases["detect"] for r in found) if found else None
     limit = 3 * statistics.median(r.step_s for r in found) + 10 if found else None
     detect = {
-        "figure": "hang (SIGSTOP of one rank): detect",
+        "figure": f"hang (SIGSTOP of one rank), timeouts.step_s = {ours.STEP_LIMIT_S:g}: detect",
         "value": value,
         "unit": "s",
         "peer": "3 x the median step + 10 s",

@@ -3,6 +3,9 @@
 The script saves nothing under them and starts over from step 0, so they are spared what ours pays
 for a restore. torchrun is told not to share its rendezvous' store with the ranks: with one store
 for all restarts the ranks find each other's old addresses in it, and often never start again.
+
+The elastic launchers lose a node whose kernel still closes its connections. After a silent loss, as
+ours has, they did not go on within three minutes: nothing ends a collective before its timeout.
 """
 
 import os
@@ -65,14 +68,14 @@ class Recovery:
 RESTARTS = Peer(name="torchrun --max-restarts on the same nodes", sbatch=NO_KILL)
 REQUEUE = Peer(name="sbatch --requeue + torchrun, SlurmdTimeout=15", sbatch=("--requeue",))
 ELASTIC = Peer(
-    name="torchrun --nnodes=2:3 in one --no-kill allocation",
+    name="torchrun --nnodes=2:3 in one --no-kill allocation, told by closed connections",
     sbatch=NO_KILL,
     srun=SRUN_NO_KILL,
     nnodes="2:3",
     needs_closed_connections=True,
 )
 NVRX_ELASTIC = Peer(
-    name="NVRx 0.4.1 ft_launcher --nnodes=2:3 in one --no-kill allocation",
+    name="NVRx 0.4.1 ft_launcher --nnodes=2:3, the same way",
     launcher=FT_LAUNCHER,
     sbatch=NO_KILL,
     srun=SRUN_NO_KILL,

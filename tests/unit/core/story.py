@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Decision, Launch, NoteNode, StartRanks
+from orchestrator.core.actions import Action, Decision, Launch, NoteNode, StartRanks
 from orchestrator.core.decide import decide
 from orchestrator.core.events import Event, Origin, Record, StagedShard
 from orchestrator.core.fold import fold
@@ -230,6 +230,11 @@ class Story:
     @property
     def incident(self) -> Incident:
         return self.state.incidents[-1]
+
+
+def bare(action: Action) -> Action:
+    """Return an action without the nodes that a request leaves out."""
+    return replace(action, exclude=()) if isinstance(action, Launch) else action
 
 
 def policy(**changes: Any) -> Policy:

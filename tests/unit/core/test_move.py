@@ -6,7 +6,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import GiveBack, Launch, Source, StartRanks, StopRanks
 from orchestrator.core.decide import decide
 from orchestrator.core.placement import place, place_smaller
-from tests.unit.core.story import Story, policy
+from tests.unit.core.story import Story, bare, policy
 
 REPLACING = policy(replace_nodes=True)
 
@@ -49,7 +49,7 @@ def test_a_node_that_is_wanted_back_is_left_with_nothing_lost() -> None:
     assert (start.action.restore.step, start.action.restore.source) == (7, Source.STORE)
     assert start.rule == "spare_takes_over"
     (ask,) = story.confirms().steps(8).decides()
-    assert ask.action == Launch(nodes=1)
+    assert bare(ask.action) == Launch(nodes=1)
 
 
 def test_a_move_is_free_of_charge() -> None:
@@ -117,7 +117,7 @@ def test_a_warning_before_the_time_limit_empties_the_allocation() -> None:
     assert stop.action.moved == "time_limit"
     saved(story, 7).judged("time_limit", "free").commits(7)
     ask, back, *_ = story.decides()
-    assert (ask.action, back.action) == (Launch(nodes=3), GiveBack(job="job-1"))
+    assert (bare(ask.action), back.action) == (Launch(nodes=3), GiveBack(job="job-1"))
     story.says(ev.ActionDone(key=ask.key, ok=True, detail="job-2"))
     story.says(ev.JobObserved(job="job-2", state="queued", why="Resources"))
     for name in ("n1", "n2", "n3"):
@@ -181,7 +181,7 @@ def test_a_run_that_may_shrink_goes_on_smaller_and_grows_again() -> None:
     assert start.action.restore.source is Source.STORE
     assert "go on with 2 nodes instead of 3" in start.reason
     (ask,) = story.confirms().steps(6).decides()
-    assert ask.action == Launch(nodes=1)
+    assert bare(ask.action) == Launch(nodes=1)
     story.says(ev.ActionDone(key=ask.key, ok=True, detail="job-2")).joins("n9", job="job-2")
     stop = story.decides()[0]
     assert isinstance(stop.action, StopRanks)
@@ -218,3 +218,21 @@ def test_a_smaller_placement_keeps_the_order_of_those_left() -> None:
 def test_nothing_is_asked_for_by_a_run_without_allocations() -> None:
     story = Story(policy=REPLACING)
     assert [d.rule for d in decide(story.state, story.now, REPLACING)] == ["launch"]
+
+
+def test_a_run_grows_onto_nodes_that_stay_and_no_others() -> None:
+    story = running(nodes=3, spares=0, policy=policy(min_nodes=2, replace_nodes=True))
+    story.stages(5).uploads(5).commits(5).loses("n2")
+    story.decides()
+    story.stops().judged("node_lost", "node", node="n2").decides()
+    (ask,) = story.confirms().steps(6).decides()
+    story.says(ev.ActionDone(key=ask.key, ok=True, detail="job-2")).joins("n9", job="job-2")
+    drained(story, "n9")
+    assert [bare(d.action) for d in story.decides()] == [Launch(nodes=1), GiveBack(job="job-2")]
+
+
+def test_ranks_that_have_begun_to_finish_are_not_moved() -> None:
+    story = drained(running().exits(0), "n2")
+    assert [type(d.action) for d in story.decides()] == [Launch]
+    story.exits(1, 2, 3).says(ev.AgentWarned(node="n1", signal="USR2", left_s=float("inf")))
+    assert story.attempt.is_finished

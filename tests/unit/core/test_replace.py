@@ -7,7 +7,7 @@ from orchestrator.core.actions import Finish, GiveBack, Launch, Outcome, StartRa
 from orchestrator.core.events import Ending
 from orchestrator.core.rules.launch import MOST_FRUITLESS
 from orchestrator.core.state import AllocationPhase
-from tests.unit.core.story import Story, policy
+from tests.unit.core.story import Story, bare, policy
 
 REPLACING = policy(replace_nodes=True)
 
@@ -21,8 +21,9 @@ def running(**more: int) -> Story:
     return story.steps(5)
 
 
-def launches(story: Story) -> list[Launch]:
-    return [d.action for d in story.decides() if isinstance(d.action, Launch)]
+def launches(story: Story) -> list[int]:
+    """How many nodes each request asks for that is made now."""
+    return [d.action.nodes for d in story.decides() if isinstance(d.action, Launch)]
 
 
 def lost(story: Story, *names: str) -> Story:
@@ -50,7 +51,7 @@ def test_a_replacement_is_asked_for_when_the_spare_has_taken_over() -> None:
     assert [type(d.action) for d in story.decides()] == [StartRanks]
     assert launches(story.confirms()) == []
     (ask,) = story.steps(6).decides()
-    assert ask.action == Launch(nodes=1)
+    assert ask.action == Launch(nodes=1, exclude=("n1", "n3"))
     assert ask.reason == "1 of 3 nodes are missing: n2 (silent)"
 
 
@@ -58,7 +59,7 @@ def test_a_script_that_tells_nothing_gets_its_replacement_a_while_later() -> Non
     story = lost(running(), "n2")
     story.decides()
     assert launches(story.confirms().later(119)) == []
-    assert launches(story.later(2)) == [Launch(nodes=1)]
+    assert launches(story.later(2)) == [1]
 
 
 def test_nodes_are_asked_for_once_and_join_the_same_pool() -> None:
@@ -81,7 +82,8 @@ def test_excluded_nodes_are_not_asked_for_again() -> None:
     story.exits(0, code=-9)
     story.decides()
     story.stops().judged("gpu", "node", node="n1").decides()
-    assert launches(story.confirms().steps(6)) == [Launch(nodes=1, exclude=("n1", "n7"))]
+    (ask,) = story.confirms().steps(6).decides()
+    assert ask.action == Launch(nodes=1, exclude=("n1", "n2", "n3", "n7"))
 
 
 def test_the_first_allocation_leaves_out_what_the_ledger_excludes() -> None:
@@ -116,7 +118,7 @@ def test_an_attempt_that_steps_forgives_the_requests_that_brought_nothing() -> N
     story.exits(0, code=-9)
     story.decides()
     story.stops().judged().decides()
-    assert launches(story.later(1).confirms().steps(7)) == [Launch(nodes=1)]
+    assert launches(story.later(1).confirms().steps(7)) == [1]
 
 
 def test_a_lost_allocation_is_asked_for_again() -> None:
@@ -143,7 +145,7 @@ def test_who_ends_an_allocation_is_known_before_another_is_asked_for() -> None:
     story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
     assert story.incident.fault == "preempted"
     assert "preempted" in story.incident.cause
-    assert launches(story) == [Launch(nodes=3)]
+    assert launches(story) == [3]
 
 
 def test_an_end_that_nobody_explains_is_taken_for_none_of_a_person_in_the_end() -> None:
@@ -154,7 +156,7 @@ def test_an_end_that_nobody_explains_is_taken_for_none_of_a_person_in_the_end() 
     story.exits(0, 1, 2, 3).judged("allocation_ended", "free")
     story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.UNKNOWN))
     assert launches(story.later(89)) == []
-    assert launches(story.later(2)) == [Launch(nodes=3)]
+    assert launches(story.later(2)) == [3]
 
 
 def test_a_persons_scancel_stops_the_run_for_good() -> None:
@@ -173,7 +175,110 @@ def test_a_cancelled_request_that_never_had_nodes_stops_nothing() -> None:
     story = recovered(running(), "n2")
     gives(story, "job-2").says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
     story.says(ev.JobObserved(job="job-2", state="gone", ending=Ending.CANCELLED))
-    assert story.state.allocations[-1].given_at is not None or story.decides() == []
+    assert story.decides() == []
+    assert launches(story.later(16)) == [1]
+
+
+def test_the_first_request_is_the_run_and_who_cancels_it_stops_the_run() -> None:
+    story = Story(policy=REPLACING).launched()
+    story.says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.CANCELLED))
+    assert story.decides_one().action == Finish(outcome=Outcome.STOPPED)
+
+
+def test_a_scancel_that_no_agent_had_time_to_tell_of_stops_the_run_as_well() -> None:
+    story = lost(running(), "n1", "n2", "n3")
+    assert not any(isinstance(d.action, GiveBack) for d in story.decides())
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.CANCELLED))
+    assert story.decides()[-1].action == Finish(outcome=Outcome.STOPPED)
+
+
+def test_an_allocation_whose_agents_are_all_gone_is_given_back_in_the_end() -> None:
+    story = lost(running(), "n1", "n2", "n3")
+    story.decides()
+    assert GiveBack(job="job-1") in [d.action for d in story.later(91).decides()]
+
+
+def test_an_end_that_is_known_is_not_forgotten() -> None:
+    story = running().says(ev.JobObserved(job="job-1", state="gone", ending=Ending.CANCELLED))
+    story.says(ev.JobObserved(job="job-1", state="running"))
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.UNKNOWN))
+    assert story.state.allocations[0].ending is Ending.CANCELLED
+
+
+def test_nodes_on_which_no_agent_ever_starts_are_given_back() -> None:
+    story = gives(recovered(running(), "n2"), "job-2")
+    assert story.later(120).decides() == []
+    again, back = story.later(1).decides()
+    assert (bare(again.action), back.action) == (Launch(nodes=1), GiveBack(job="job-2"))
+
+
+def test_requests_whose_agents_never_come_are_not_made_for_ever() -> None:
+    story = recovered(running(), "n2")
+    for _ in range(200):
+        newest = story.state.allocations[-1]
+        if newest.phase is AllocationPhase.ASKED:
+            gives(story, f"job-{len(story.state.allocations)}")
+        for decision in story.later(20).decides():
+            if isinstance(decision.action, GiveBack):
+                story.done(decision)
+    assert len(story.state.allocations) == 1 + MOST_FRUITLESS
+    assert all(a.given_back for a in story.state.allocations[1:])
+    assert not story.state.outcome
+
+
+def test_spares_that_served_for_a_while_are_no_requests_that_brought_nothing() -> None:
+    story = recovered(running(), "n2")
+    for n in range(2, 2 + 2 * MOST_FRUITLESS):
+        gives(story, f"job-{n}").joins(f"n{n + 8}", job=f"job-{n}")
+        assert story.later(3600).decides() == []
+        story.says(ev.JobObserved(job=f"job-{n}", state="gone", ending=Ending.FAILED))
+        assert launches(story.loses(f"n{n + 8}")) == [1]
+
+
+def test_a_spare_that_goes_as_soon_as_it_came_brought_nothing() -> None:
+    story = gives(recovered(running(), "n2"), "job-2").joins("n9", job="job-2")
+    story.later(5).says(ev.JobObserved(job="job-2", state="gone", ending=Ending.FAILED))
+    assert launches(story.loses("n9")) == []
+    assert launches(story.later(16)) == [1]
+
+
+def test_time_limits_within_which_no_step_is_made_are_not_met_for_ever() -> None:
+    story = Story(policy=REPLACING)
+    for n in range(1, 1 + MOST_FRUITLESS):
+        for _ in range(100):
+            if story.later(10).decides() and story.state.allocations[-1].job == "":
+                break
+        gives(story, f"job-{n}").joins("n1", "n2", "n3", incarnation=f"i{n}", job=f"job-{n}")
+        ended = ev.JobObserved(job=f"job-{n}", state="gone", ending=Ending.TIME_LIMIT)
+        story.later(3600).says(ended).loses("n1").loses("n2").loses("n3")
+    end = story.later(1000).decides()[-1]
+    assert end.action == Finish(outcome=Outcome.FAILED)
+
+
+def test_an_allocation_that_is_held_too_often_counts_as_one_that_brought_nothing() -> None:
+    story = gives(recovered(running(), "n2"), "job-2")
+    for _ in range(3):
+        story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+        story.done(story.decides_one())
+        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+    story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    assert story.decides_one().action == GiveBack(job="job-2")
+    assert launches(story.later(14)) == []
+    assert launches(story.later(2)) == [1]
+
+
+def test_one_held_allocation_on_its_way_out_does_not_hide_another() -> None:
+    story = gives(recovered(running(nodes=3), "n2"), "job-2")
+    story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    for _ in range(3):
+        story.done(story.decides_one())
+        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+        story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    assert GiveBack(job="job-2") in [d.action for d in story.decides()]
+    assert launches(story.later(1000)) == [1]
+    gives(story, "job-3").says(ev.JobObserved(job="job-3", state="held", why="launch failed"))
+    assert [d.rule for d in story.decides()] == ["unhold"]
 
 
 def test_a_request_that_is_not_needed_any_more_is_taken_back() -> None:
@@ -214,10 +319,10 @@ def test_a_held_allocation_is_let_go_a_few_times(unheld: int) -> None:
     held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
     story = Story(policy=REPLACING).launched()
     for _ in range(unheld):
-        story.says(held)
+        story.later(16).says(held)
         decision = story.decides()[0]
         story.done(decision).says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
-    decision = story.says(held).decides()[0]
+    decision = story.later(16).says(held).decides()[0]
     assert decision.rule == "unhold"
     assert "launch failed" in decision.reason
 
@@ -226,8 +331,59 @@ def test_an_allocation_that_is_held_again_and_again_ends_the_run() -> None:
     held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
     story = Story(policy=REPLACING).launched()
     for _ in range(3):
-        story.done(story.says(held).decides()[0])
+        story.done(story.later(16).says(held).decides()[0])
         story.says(ev.JobObserved(job="job-1", state="queued", why="Priority"))
-    decision = story.says(held).decides()[0]
+    decision = story.later(16).says(held).decides()[0]
     assert decision.action == Finish(outcome=Outcome.FAILED)
     assert "3 failed launches" in decision.reason
+
+
+def test_an_allocation_whose_agents_alone_were_told_to_end_is_given_back_and_replaced() -> None:
+    story = gives(recovered(running(), "n2"), "job-2").joins("n9", job="job-2")
+    story.says(ev.AgentWarned(node="n9", signal="TERM", left_s=25.0)).later(25).loses("n9")
+    assert story.later(89).decides() == []
+    again, back = story.later(2).decides()
+    assert (again.action.nodes, back.action) == (1, GiveBack(job="job-2"))  # type: ignore[union-attr]
+
+
+def test_a_further_request_that_is_held_too_often_does_not_end_the_run() -> None:
+    story = gives(lost(running(spares=0), "n2"), "job-1")
+    story.decides()
+    gives(story, "job-2")
+    for _ in range(3):
+        story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+        story.done(next(d for d in story.decides() if d.rule == "unhold"))
+        story.says(ev.JobObserved(job="job-2", state="queued", why="Priority"))
+    story.later(16).says(ev.JobObserved(job="job-2", state="held", why="launch failed"))
+    assert GiveBack(job="job-2") in [d.action for d in story.decides()]
+    assert launches(story.later(16)) == [1]
+
+
+def test_an_allocation_is_not_given_back_while_its_agents_go() -> None:
+    story = running(spares=0).says(ev.LedgerRead(excluded={"n1": "fan"}, excluded_lately=0))
+    lost(story, "n2")
+    assert not any(isinstance(d.action, GiveBack) for d in story.decides())
+    assert GiveBack(job="job-1") in [d.action for d in story.later(91).decides()]
+
+
+def test_an_ending_that_is_told_before_the_verdict_explains_it_as_well() -> None:
+    story = running()
+    for name in ("n1", "n2", "n3"):
+        story.says(ev.AgentWarned(node=name, signal="TERM", left_s=25.0))
+    story.decides()
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
+    story.loses("n1").loses("n2").judged("allocation_ended", "free")
+    assert (story.incident.fault, story.incident.cause) == (
+        "preempted",
+        "allocation job-1 was preempted",
+    )
+
+
+def test_a_job_that_is_let_go_is_not_let_go_again_before_it_is_seen_to_be_held_again() -> None:
+    held = ev.JobObserved(job="job-1", state="held", why="launch failed requeued held")
+    story = Story(policy=REPLACING).launched()
+    story.done(next(d for d in story.says(held).decides() if d.rule == "unhold"))
+    assert [d.rule for d in story.decides()] == ["no_capacity"]
+    assert story.state.allocations[0].phase is AllocationPhase.QUEUED
+    assert not [d for d in story.says(held).decides() if d.rule == "unhold"]
+    assert [d.rule for d in story.later(16).decides()][0] == "unhold"

@@ -2,7 +2,7 @@
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Restore, Source, StartRanks, Wait
-from tests.unit.core.story import Story
+from tests.unit.core.story import Story, policy
 
 
 def test_the_first_attempt_waits_for_the_list_of_checkpoints() -> None:
@@ -34,3 +34,13 @@ def test_nodes_get_ranks_in_the_natural_order_of_their_names() -> None:
     action = story.decides_one().action
     assert isinstance(action, StartRanks)
     assert action.nodes == ("n2", "n9", "n10")
+
+
+def test_a_run_that_may_have_fewer_nodes_starts_with_them_once_the_others_are_late() -> None:
+    story = Story(nodes=3, policy=policy(min_nodes=2), checkpoints=False).launched()
+    assert story.joins("n1", "n2").decides_one().reason == "waiting for nodes: 2 of 3 are usable"
+    assert story.later(119).decides() == []
+    decision = story.later(2).decides_one()
+    assert isinstance(decision.action, StartRanks)
+    assert decision.action.nodes == ("n1", "n2")
+    assert decision.reason.startswith("2 of 3 nodes are ready")

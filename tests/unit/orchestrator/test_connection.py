@@ -1,11 +1,14 @@
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 
+from orchestrator.agent import connection
 from orchestrator.agent.connection import Connection
 from orchestrator.core.events import RanksGone
 from orchestrator.wire import (
@@ -18,7 +21,7 @@ from orchestrator.wire import (
     pack,
     unpack_from_agent,
 )
-from tests.unit.orchestrator.desk import Desk, greeting, until
+from tests.unit.orchestrator.desk import PATIENCE_S, Desk, greeting, until
 
 
 def play(work: Coroutine[Any, Any, None]) -> None:
@@ -172,6 +175,64 @@ def test_a_supervisor_that_has_nothing_to_say_is_not_gone(tmp_path: Path) -> Non
             await until(lambda: connection.alone_s > 0.0)
 
     play(main())
+
+
+def test_a_supervisor_that_does_not_say_goodbye_holds_nobody_up(tmp_path: Path) -> None:
+    """Frozen, or on a node that is gone: the agent may have seconds left to leave."""
+
+    async def greets_only(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        await socket.send_str(pack(Welcome(epoch=1, acked=0, attempt=0)))
+        await never.wait()
+        return socket
+
+    never = asyncio.Event()
+
+    async def main() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/agents", greets_only)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        (tmp_path / "supervisor.json").write_text(json.dumps({"url": f"http://127.0.0.1:{port}"}))
+        (tmp_path / "token").write_text("x")
+        line = Line(tmp_path)
+        task = asyncio.ensure_future(line.connection.run())
+        await until(lambda: line.welcomes)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=10 * connection.CLOSE_S)
+        assert done
+        await runner.cleanup()
+
+    play(main())
+
+
+def test_settling_waits_for_the_last_ack_and_for_nobody_who_is_not_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        line = Line(tmp_path)
+        line.connection.fact(gone(1))
+        await line.connection.settle(PATIENCE_S)
+        async with Desk(tmp_path) as desk, line.running() as connection:
+            await until(lambda: line.welcomes)
+            settled = asyncio.ensure_future(connection.settle(PATIENCE_S))
+            await until(lambda: desk.facts)
+            assert not settled.done()
+            desk.sessions.ack("n0", "i1", 1)
+            await settled
+            connection.fact(gone(2))
+            await until(lambda: len(desk.facts) == 2)
+            await connection.settle(0.0)
+            assert connection.unsent == 1
+
+    play(main())
+
+
+def test_agents_do_not_all_come_back_at_once() -> None:
+    waits = {connection._wait_s(9) for _ in range(50)}
+    assert len(waits) > 10
+    assert max(waits) <= connection.RETRY_S[-1] <= 2 * min(waits)
 
 
 class Socket:

@@ -19,7 +19,8 @@ from orchestrator.core.actions import Outcome as RunOutcome
 from orchestrator.core.events import Record
 from orchestrator.core.state import State
 from orchestrator.errors import LeaseLost, PreconditionError
-from orchestrator.supervisor import loop
+from orchestrator.supervisor import looks, loop
+from orchestrator.supervisor.inbound import Inbound, strangers
 from orchestrator.supervisor.journal import FileJournal, read_records
 from orchestrator.supervisor.lease import Lease
 from orchestrator.supervisor.loop import Supervisor
@@ -350,7 +351,7 @@ def test_a_launcher_that_cannot_look_loses_nobody(tmp_path: Path) -> None:
                 await agent.starts()
             office.launcher.problem = "squeue: timed out"
             office.launcher.kill_node("node0")
-            await asyncio.sleep(3 * loop.OBSERVE_S)
+            await asyncio.sleep(3 * looks.OBSERVE_S)
             assert not office.events(ev.AgentLost)
             assert not office.events(ev.JobObserved)
 
@@ -435,7 +436,7 @@ def test_a_supervisor_can_be_dismissed_at_the_moment_in_which_something_comes_in
     async def main() -> None:
         async with office.open():
             supervisor = office.supervisor
-            work = asyncio.ensure_future(supervisor._observe())
+            work = asyncio.ensure_future(supervisor._looks.observe())
             await asyncio.sleep(0)
             supervisor._gone(greeting())
             work.cancel()
@@ -562,8 +563,8 @@ def test_only_an_agent_that_was_told_something_wrong_is_cut_off(
     session.since = 100.0
     joined = ev.AgentJoined(node="n0", incarnation="i1", address="", metrics_url="")
     news = {ev.AgentJoined: joined, ev.AgentLost: lost("n0")}
-    batch = [loop.Inbound(news[event])] if event else []
-    found = list(loop.strangers(State(), [session], batch, 100.0 + after_s))
+    batch = [Inbound(news[event])] if event else []
+    found = list(strangers(State(), [session], batch, 100.0 + after_s))
     assert found == ([session] if is_cut else [])
 
 
@@ -625,13 +626,33 @@ def test_a_silent_agent_whose_machine_answers_is_waited_for(tmp_path: Path) -> N
     play(main())
 
 
+def test_a_supervisor_that_hears_nobody_and_no_launcher_blames_nobody(tmp_path: Path) -> None:
+    times = {"heartbeat_s": 0.1, "agent_lost_s": 0.6}
+    office = Office(tmp_path, timeouts=times)
+
+    async def main() -> None:
+        async with office.open(), office.agent() as agent:
+            await agent.starts()
+            await until(lambda: office.supervisor.state.allocations[0].job)
+            office.launcher.problem = "no route to host"
+            await until(lambda: office.supervisor._kept_back)
+            await asyncio.sleep(0.5)
+            assert not office.events(ev.AgentLost)
+            office.launcher.problem = ""
+            await until(lambda: office.events(ev.AgentLost))
+        (gone,) = office.events(ev.AgentLost)
+        assert gone.silent_s >= 1.1
+
+    play(main())
+
+
 def test_time_goes_on_when_the_clock_was_an_hour_ahead_for_a_moment(tmp_path: Path) -> None:
     office = Office(tmp_path)
     supervisor = office.make()
     real, wall, monotonic = time.time(), time.time, time.monotonic
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: wall() + 3600.0)
-        supervisor._append([loop.Inbound(ev.OperatorSaid(what="snapshot"))])
+        supervisor._append([Inbound(ev.OperatorSaid(what="snapshot"))])
         patch.setattr(time, "time", wall)
         assert supervisor.state.at > real + 3500.0
         patch.setattr(time, "monotonic", lambda: monotonic() + 20.0)
@@ -674,7 +695,7 @@ class Shelf:
 def test_a_store_that_cannot_be_listed_is_not_an_empty_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "CATALOGUE_RETRY_S", 0.05)
+    monkeypatch.setattr(looks, "CATALOGUE_RETRY_S", 0.05)
     office = Office(tmp_path, store=Shelf(failures=3), checkpoint={"store": "file:///b"})
 
     async def main() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from monitors.logs.scan import Match, Scanner
-from orchestrator.agent import output
+from orchestrator.agent import log_file, output
+from orchestrator.agent.log_file import LogFile
 from orchestrator.agent.output import OutputCapture
 
 HEAD = re.compile(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \[3\] ")
@@ -123,3 +125,55 @@ def test_attempts_append_and_never_overwrite(path: Path) -> None:
     captured(path, [b"one\n"])
     captured(path, [b"two\n"])
     assert said(path) == [b"one", b"two"]
+
+
+def test_a_log_that_grows_too_large_goes_on_in_a_new_part(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "FILE_BYTES", 1000)
+    for count in range(60):  # one loop each: a restarted agent goes on with the parts there are
+        captured(path, [b"line %d\n" % count])
+    parts = [Path(f"{path}.2"), Path(f"{path}.1"), path]
+    assert sorted(path.parent.iterdir()) == sorted(parts)
+    assert all(part.stat().st_size <= 1000 for part in parts)
+    kept = [line for part in parts for line in said(part)]
+    assert kept == [b"line %d" % count for count in range(60 - len(kept), 60)]
+    assert len(kept) > 40
+
+
+def test_parts_that_cannot_be_renamed_lose_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "FILE_BYTES", 100)
+    Path(f"{path}.1").mkdir(parents=True)
+    Path(f"{path}.2", "full").mkdir(parents=True)
+    captured(path, [b"line %d\n" % count for count in range(20)])
+    assert said(path) == [b"line %d" % count for count in range(20)]
+
+
+def test_a_stuck_disk_holds_nobody_up_and_what_does_not_fit_is_counted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that nobody reads, in place of a file server that does not answer."""
+    monkeypatch.setattr(log_file, "WAITING_BYTES", 1000)
+    path.parent.mkdir()
+    os.mkfifo(path)
+    hold = os.open(path, os.O_RDWR)
+
+    async def main() -> None:
+        file = LogFile(path)
+        for _ in range(40):
+            file.write(b"x" * 4096, 1)  # 64 KiB is what a pipe holds
+        assert file.dropped > 0
+        file.close()
+        os.set_blocking(hold, False)
+        got = 0
+        while not file._written.is_set():
+            try:
+                got += len(os.read(hold, 65536))
+            except BlockingIOError:
+                await asyncio.sleep(0.005)
+        assert got <= (40 - file.dropped) * 4096
+
+    asyncio.run(main())
+    os.close(hold)
