@@ -33,7 +33,7 @@ class CommitOutcome:
 
     Attributes:
         committed: The checkpoint of this attempt is committed.
-        already: There was a manifest for this step before.
+        already: There was a manifest for this step and attempt before.
         manifest_key: Its key.
         nbytes: Bytes of the checkpoint.
         why: One line for a person.
@@ -92,7 +92,7 @@ def commit(
 
 
 def _write(store: ObjectStore, manifest: Manifest) -> CommitOutcome:
-    key = keys.manifest_key(manifest.run, manifest.step)
+    key = keys.manifest_key(manifest.run, manifest.step, manifest.attempt)
 
     def outcome(committed: bool, already: bool, why: str) -> CommitOutcome:
         return CommitOutcome(
@@ -117,10 +117,10 @@ def _write(store: ObjectStore, manifest: Manifest) -> CommitOutcome:
         raise CommitRefused(f"the key of the manifest is taken: {error}") from error
     if found.write_id == manifest.write_id:
         return outcome(committed=True, already=lost is None, why="committed, settled by reading")
-    if found.attempt == manifest.attempt:
-        return outcome(committed=True, already=True, why="committed before by another writer")
-    why = f"step {found.step} is committed from attempt {found.attempt}"
-    return outcome(committed=False, already=True, why=why)
+    if found.shards != manifest.shards:
+        why = f"step {found.step} of attempt {found.attempt} is committed from other uploads"
+        return outcome(committed=False, already=True, why=why)
+    return outcome(committed=True, already=True, why="committed before by another writer")
 
 
 def _all_ranks(uploads: Sequence[UploadRecord], world: int) -> None:

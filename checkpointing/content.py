@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpointing import keys
 from checkpointing.boxes import whole
 from checkpointing.manifest import Manifest, read_manifest
 from checkpointing.plan import Extent
+from checkpointing.resolver import find_commit
 from checkpointing.sources import Part, Wanted, fill_from_store
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Node
@@ -21,8 +21,12 @@ _GROUPS: Final = {"model": "weights", "optimizer": "optimizer"}
 _BATCH: Final = 256 << 20
 
 
-def content_sha256(store: ObjectStore, run: str, step: int) -> dict[str, str]:
+def content_sha256(
+    store: ObjectStore, run: str, step: int, attempt: int | None = None
+) -> dict[str, str]:
     """Return SHA-256 sums over (name, dtype, shape, bytes) of the tensors, sorted by name.
+
+    Without an attempt it is the newest one of the step that is not in quarantine.
 
     `weights` covers the tensors below `model`, `optimizer` those below `optimizer`, and `all`
     every tensor of the replicated state and its Python values. Every byte is verified on the way.
@@ -31,7 +35,7 @@ def content_sha256(store: ObjectStore, run: str, step: int) -> dict[str, str]:
         RestoreFailed: Bytes fail their CRC.
         StoreError: The checkpoint is not there or cannot be read.
     """
-    manifest = read_manifest(store, keys.manifest_key(run, step))
+    manifest = read_manifest(store, find_commit(store, run, step, attempt).key)
     sums = {name: hashlib.sha256() for name in ("weights", "optimizer", "all")}
     for batch in _batches(_tensors(manifest)):
         for tensor in _read(store, manifest, batch):

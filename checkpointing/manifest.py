@@ -5,12 +5,13 @@ Both are JSON with a CRC of their own content, so that a torn or altered one is 
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from checkpointing import keys
 from checkpointing.checksum import crc64
-from checkpointing.errors import ManifestInvalid
+from checkpointing.errors import ManifestInvalid, ObjectMissing
 from checkpointing.plan import Extent
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Node
@@ -134,10 +135,26 @@ def read_manifest(store: ObjectStore, key: str) -> Manifest:
         manifest = Manifest.unpack(store.get(key))
     except ManifestInvalid as error:
         raise ManifestInvalid(f"{key}: {error}") from error
-    own = keys.manifest_key(manifest.run, manifest.step)
-    if key != own:
+    own = keys.manifest_key(manifest.run, manifest.step, manifest.attempt)
+    if key not in (own, keys.old_manifest_key(manifest.run, manifest.step)):
         raise ManifestInvalid(f"{key}: is a copy of {own}")
     return manifest
+
+
+def read_commit(store: ObjectStore, run: str, step: int, attempt: int) -> Manifest:
+    """Fetch and verify the manifest of an attempt at a step, also one under an old key.
+
+    Raises:
+        ManifestInvalid: As `read_manifest`.
+        ObjectMissing: It is not committed.
+        StoreError: Not readable.
+    """
+    for key in (keys.manifest_key(run, step, attempt), keys.old_manifest_key(run, step)):
+        with suppress(ObjectMissing):
+            found = read_manifest(store, key)
+            if found.attempt == attempt:
+                return found
+    raise ObjectMissing(f"{run}: step {step} of attempt {attempt} is not committed")
 
 
 def read_index(store: ObjectStore, key: str, crc: int) -> Index:

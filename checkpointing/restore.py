@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from checkpointing import keys
 from checkpointing import leaves as leaf_bytes
 from checkpointing.boxes import Box, whole
 from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, CheckpointingError, RestoreFailed
-from checkpointing.manifest import read_index, read_manifest
+from checkpointing.manifest import read_commit, read_index
 from checkpointing.plan import Extent
 from checkpointing.sharded import as_sharded, is_sharded
 from checkpointing.sources import ArenaSource, Part, Wanted, fill_from_store
@@ -107,12 +106,7 @@ def restore_from_store(
         RestoreFailed: Not committed, altered, or for another state.
     """
     try:
-        manifest = read_manifest(store, keys.manifest_key(run, point.step))
-        if manifest.attempt != point.attempt:
-            raise RestoreFailed(
-                f"step {point.step} is committed from attempt {manifest.attempt}, "
-                f"not from {point.attempt}"
-            )
+        manifest = read_commit(store, run, point.step, point.attempt)
         objects = {shard.rank: shard.data_key for shard in manifest.shards}
         pieces: dict[str, list[tuple[Extent, str]]] = {}
         for extent in manifest.tensors:

@@ -54,11 +54,13 @@ class ObjectInfo:
         key: Key relative to the store's prefix.
         nbytes: Size.
         crc64: CRC64NVME over the whole object when the store knows it without reading, else None.
+        modified_at: When it was created, in Unix seconds by the store's clock; known from a list.
     """
 
     key: str
     nbytes: int
     crc64: int | None = None
+    modified_at: float | None = None
 
 
 class ObjectStore(Protocol):

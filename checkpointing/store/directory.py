@@ -92,7 +92,10 @@ class DirectoryStore:
                     key = path.relative_to(self._root).as_posix()
                     if key.startswith(prefix) and not name.startswith(_TEMPORARY):
                         with suppress(FileNotFoundError):  # deleted meanwhile
-                            found.append(ObjectInfo(key=key, nbytes=path.stat().st_size))
+                            seen = path.stat()
+                            found.append(
+                                ObjectInfo(key=key, nbytes=seen.st_size, modified_at=seen.st_mtime)
+                            )
         self._require_root()  # gone meanwhile is no empty answer
         return tuple(sorted(found, key=lambda info: info.key))
 

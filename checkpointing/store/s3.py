@@ -130,7 +130,11 @@ class S3Store:
         while True:
             page = self._page(prefix, token)
             found += [
-                ObjectInfo(key=item["Key"].removeprefix(self._s3.prefix), nbytes=item["Size"])
+                ObjectInfo(
+                    key=item["Key"].removeprefix(self._s3.prefix),
+                    nbytes=item["Size"],
+                    modified_at=item["LastModified"].timestamp(),
+                )
                 for item in page.get("Contents", [])
             ]
             before, token = token, page.get("NextContinuationToken")
