@@ -3,16 +3,15 @@
 Both are JSON with a CRC of their own content, so that a torn or altered one is known as such.
 """
 
-import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from checkpointing import keys
+from checkpointing import keys, parse
 from checkpointing.checksum import crc64
 from checkpointing.errors import ManifestInvalid, ObjectMissing
 from checkpointing.plan import Extent
+from checkpointing.sealed import canonical, seal, unseal
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Node
 
@@ -54,7 +53,7 @@ class Index:
 
     def pack(self) -> bytes:
         """Return the stored form; the same index always gives the same bytes."""
-        return _seal(_INDEX, _fields(self))
+        return seal(_INDEX, _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Index":
@@ -63,9 +62,7 @@ class Index:
         Raises:
             ManifestInvalid: Not an index, or altered.
         """
-        found = _unseal(_INDEX, packed)
-        extents = tuple(Extent.from_json(extent) for extent in found.pop("extents"))
-        return cls(**found, extents=extents)
+        return cls(**parse.index(unseal(_INDEX, packed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +92,8 @@ class Manifest:
         skeleton: Of the replicated state.
         tensors: Of the state, one extent for a replicated tensor and one per piece of a sharded
             one: owner, and offset in the owner's object.
+        average_of: (step, attempt) of the checkpoints whose weights it is the average of. Such a
+            one is nothing to resume from.
     """
 
     run: str
@@ -106,10 +105,11 @@ class Manifest:
     shards: tuple[Shard, ...]
     skeleton: Node
     tensors: tuple[Extent, ...]
+    average_of: tuple[tuple[int, int], ...] = ()
 
     def pack(self) -> bytes:
         """Return the stored form."""
-        return _seal(_MANIFEST, _fields(self))
+        return seal(_MANIFEST, _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Manifest":
@@ -118,10 +118,9 @@ class Manifest:
         Raises:
             ManifestInvalid: Not a manifest, or altered.
         """
-        found = _unseal(_MANIFEST, packed)
+        found = parse.manifest(unseal(_MANIFEST, packed))
         shards = tuple(Shard(**shard) for shard in found.pop("shards"))
-        tensors = tuple(Extent.from_json(extent) for extent in found.pop("tensors"))
-        return cls(**found, shards=shards, tensors=tensors)
+        return cls(**found, shards=shards)
 
 
 def read_manifest(store: ObjectStore, key: str) -> Manifest:
@@ -175,7 +174,7 @@ def read_index(store: ObjectStore, key: str, crc: int) -> Index:
 
 def skeleton_crc64(skeleton: Node) -> int:
     """Return the CRC by which ranks compare the Python values of a replicated state."""
-    return crc64(_canonical(skeleton))
+    return crc64(canonical(skeleton))
 
 
 def _fields(document: "Index | Manifest") -> dict[str, Any]:
@@ -186,27 +185,6 @@ def _fields(document: "Index | Manifest") -> dict[str, Any]:
             found[name] = [extent.to_json() for extent in found[name]]
     if "shards" in found:
         found["shards"] = [asdict(shard) for shard in found["shards"]]
+    if not found.get("average_of", True):
+        del found["average_of"]
     return found
-
-
-def _canonical(fields: object) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
-    body = {"format": form, **fields}
-    return _canonical({"crc64": crc64(_canonical(body)), "body": body})
-
-
-def _unseal(form: str, packed: bytes) -> dict[str, Any]:
-    try:
-        sealed = json.loads(packed)
-        body, crc = sealed["body"], sealed["crc64"]
-        found = body.pop("format")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ManifestInvalid(f"not a document of format {form}") from error
-    if found != form:
-        raise ManifestInvalid(f"format {found!r}, this version reads {form}")
-    if crc64(_canonical({"format": found, **body})) != crc:
-        raise ManifestInvalid("fails its own CRC")
-    return dict(body)

@@ -258,7 +258,7 @@ def test_an_altered_index_is_refused(cluster: Cluster) -> None:
 
 def test_an_index_of_another_step_is_refused(cluster: Cluster) -> None:
     uploads = cluster.upload(5)
-    _refused(cluster, [*uploads[:2], cluster.rewrite(uploads[2], step=6)], "index of rank 2 is for")
+    _refused(cluster, [*uploads[:2], cluster.rewrite(uploads[2], step=6)], "index of rank 2")
 
 
 def test_chunks_must_cover_every_tensor_exactly_once(cluster: Cluster) -> None:
