@@ -1,0 +1,12 @@
+"""The engine behind `torch.distributed.checkpoint`: one argument, and planners as they are.
+
+dcp.save(state, storage_writer=EverstepWriter("s3://bucket/run/step-100"))
+dcp.async_save(state, storage_writer=EverstepWriter("s3://bucket/run/step-100"))
+dcp.load(state, storage_reader=EverstepReader("s3://bucket/run/step-100"))
+"""
+
+from checkpointing.dcp.reader import EverstepReader
+from checkpointing.dcp.stager import EverstepStager
+from checkpointing.dcp.writer import EverstepWriter
+
+__all__ = ["EverstepReader", "EverstepStager", "EverstepWriter"]

@@ -1,0 +1,282 @@
+"""Copies a state dict aside for `dcp.async_save`: one long-lived buffer instead of one per tensor.
+
+All tensors of a save lie in one piece of shared memory, which DCP's process mode hands over by one
+descriptor and without another copy. Two such buffers take turns; one is free again when the last
+tensor in it is gone, which is when DCP is done with the save.
+"""
+
+import copy
+import gc
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
+
+from checkpointing.dcp.daemon import ensure_daemon
+from checkpointing.errors import StageBusy
+
+_ALIGN: Final = 64
+_PIECE: Final = 16 << 20
+_BUFFERS: Final = 2
+_POLL_S: Final = 0.01
+_SHARED: Final = "/dev/shm"  # noqa: S108 - where torch puts it
+_log = logging.getLogger(__name__)
+
+
+class EverstepStager(AsyncStager):
+    """Stages on the CPU; one instance is to be kept for all saves of a run.
+
+    Args:
+        overlap: Return at once and copy in a thread; the training may not change the state until
+            `staging_completion` of what `dcp.async_save` returned.
+        process: For `AsyncCheckpointerType.PROCESS`: sees before each save that DCP's background
+            process is there on every rank, replaces one that died, and bounds the wait for it.
+        process_group: That of the saves, for `process`.
+        deadline_s: Longest wait for the previous saves, and for an answer of the background
+            process.
+    """
+
+    def __init__(
+        self,
+        *,
+        overlap: bool = False,
+        process: bool = False,
+        process_group: ProcessGroup | None = None,
+        deadline_s: float = 1800.0,
+    ) -> None:
+        self._process = process
+        self._group = process_group
+        self._deadline_s = deadline_s
+        self._pool = _Pool()
+        self._overlap = ThreadPoolExecutor(1, thread_name_prefix="dcp-stage") if overlap else None
+        self._staging: Future[dict[str, Any]] | None = None
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """The copy is complete, or waited for by its future."""
+        return False
+
+    def warm_up(self) -> None:
+        """Start the background process of `process` now, on all ranks, instead of at a save."""
+        if self._process:
+            ensure_daemon(self._group, self._deadline_s)
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
+        """Return a copy that no later training step changes.
+
+        Raises:
+            StageBusy: Both buffers are in use by earlier saves, for longer than the deadline.
+            TypeError: A kind of tensor that cannot be copied aside.
+        """
+        self.warm_up()
+        if self._overlap is None:
+            return self._stage(state_dict)
+        self._staging = self._overlap.submit(self._stage, state_dict)
+        return self._staging
+
+    def synchronize_staging(self) -> None:
+        """Wait for the copy."""
+        if self._staging is not None:
+            wait([self._staging], timeout=self._deadline_s)
+
+    def close(self) -> None:
+        """Give the memory back, once nobody reads it any more."""
+        if self._overlap is not None:
+            self._overlap.shutdown(wait=True)
+        self._pool = _Pool()
+
+    @torch.no_grad()
+    def _stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        found = {id(value): local for value, local in _tensors(state_dict, "the state")}
+        places, end = {}, 0
+        for number, tensor in found.items():
+            places[number] = end
+            end += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+        pool = self._pool
+        buffer = pool.take(end, self._deadline_s)
+        holder = _Holder()
+        weakref.finalize(holder, pool.give_back, buffer).atexit = False
+        staged = {
+            number: _view(buffer, places[number], tensor, holder)
+            for number, tensor in found.items()
+        }
+        _copy_all([(staged[number], tensor) for number, tensor in found.items()])
+        result: dict[str, Any] = _rebuild(state_dict, staged)
+        return result
+
+
+@cache
+def shared_stager() -> EverstepStager:
+    """Return the stager of all writers of this process that were given none."""
+    return EverstepStager()
+
+
+class _Holder:
+    """Lives as long as the tensors of one save."""
+
+
+class _Pool:
+    """At most two buffers, made larger when need be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[torch.Tensor] = []
+        self._made = 0
+
+    def take(self, nbytes: int, deadline_s: float) -> torch.Tensor:
+        """Return a buffer that nobody reads."""
+        deadline = time.monotonic() + deadline_s
+        cleaned = False
+        while (buffer := self._try(nbytes)) is None:
+            if not cleaned:
+                gc.collect()  # a failed save's traceback may hold one
+                cleaned = True
+            elif time.monotonic() > deadline:
+                raise StageBusy(
+                    f"{_BUFFERS} earlier saves are not done after {deadline_s:g} s; wait for the "
+                    "future of a save before the one after the next"
+                )
+            else:
+                time.sleep(_POLL_S)
+        if buffer.numel() >= nbytes:
+            return buffer
+        del buffer  # its memory is needed
+        try:
+            return _memory(nbytes)
+        except BaseException:
+            with self._lock:
+                self._made -= 1
+            raise
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back."""
+        # The garbage collector may call this in the middle of `_try`: without the lock, at the end.
+        self._free.append(buffer)
+
+    def _try(self, nbytes: int) -> torch.Tensor | None:
+        with self._lock:
+            sizes = sorted((buffer.numel(), n) for n, buffer in enumerate(self._free))
+            fitting = next((n for size, n in sizes if size >= nbytes), None)
+            if fitting is None and self._made < _BUFFERS:
+                self._made += 1
+                return torch.empty(0, dtype=torch.uint8)
+            if not sizes:
+                return None
+            return self._free.pop(sizes[0][1] if fitting is None else fitting)
+
+
+def _memory(nbytes: int) -> torch.Tensor:
+    """Return a new buffer, shared where there is room for it, registered with CUDA where that is.
+
+    Freshly mapped memory is touched here once, and not in every save.
+    """
+    size = max(nbytes, _ALIGN)
+    buffer = torch.empty(size, dtype=torch.uint8)
+    try:
+        stat = os.statvfs(_SHARED)
+        if stat.f_bavail * stat.f_frsize < size:
+            raise OSError(f"{_SHARED} is too small")
+        buffer.share_memory_()  # type: ignore[no-untyped-call]
+    except (OSError, RuntimeError) as error:
+        _log.warning("staging in private memory, which process mode copies once more: %s", error)
+        buffer.zero_()
+    if torch.cuda.is_available():
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if int(runtime.cudaHostRegister(buffer.data_ptr(), size, 0)) == 0:
+            address = buffer.data_ptr()
+            storage = buffer.untyped_storage()
+            weakref.finalize(storage, runtime.cudaHostUnregister, address).atexit = False
+    return buffer
+
+
+def _view(buffer: torch.Tensor, place: int, tensor: torch.Tensor, holder: _Holder) -> torch.Tensor:
+    nbytes = tensor.numel() * tensor.element_size()
+    staged = buffer[place : place + nbytes].view(tensor.dtype).view(tensor.shape)
+    staged._everstep = holder  # type: ignore[attr-defined]  # noqa: SLF001 - a finalizer, so to speak
+    return staged
+
+
+def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy, large tensors in pieces by several threads: one does not fill the memory's bus."""
+    pieces = [piece for to, tensor in pairs for piece in _pieces(to, tensor.detach())]
+    threads = min(4, os.cpu_count() or 1)
+    if threads < 2 or sum(to.nbytes for to, _ in pieces) < 4 * _PIECE:
+        for to, source in pieces:
+            to.copy_(source, non_blocking=True)
+    else:
+        list(_copiers(threads).map(_copy_one, pieces))
+    for device in {source.device for _, source in pieces if source.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
+def _copy_one(piece: tuple[torch.Tensor, torch.Tensor]) -> None:
+    with torch.no_grad():
+        piece[0].copy_(piece[1], non_blocking=True)
+
+
+@cache
+def _copiers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="dcp-copy")
+
+
+def _pieces(to: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if to.nbytes <= _PIECE or not source.is_contiguous() or source.is_cuda:
+        yield to, source
+        return
+    step = _PIECE // to.element_size()
+    pairs = zip(torch.split(to.view(-1), step), torch.split(source.view(-1), step), strict=True)
+    yield from pairs
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield all tensors below a value, and what is to be copied of each: of a DTensor its piece."""
+    if isinstance(value, ShardedTensor):
+        raise TypeError(
+            f"{name}: a ShardedTensor; have FSDP give DTensors (device_mesh=...), or stage with "
+            "DCP's DefaultStager"
+        )
+    if isinstance(value, torch.Tensor):
+        yield value, _plain(value, name)
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            yield from _tensors(child, f"{name}.{key}")
+    elif type(value) in (list, tuple):
+        for n, child in enumerate(value):
+            yield from _tensors(child, f"{name}[{n}]")
+
+
+def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
+    local = value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001 - no graph
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    if type(local) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or local.is_meta:
+        raise TypeError(f"{name}: cannot copy a {type(local).__name__} on {local.device} aside")
+    if local.layout is not torch.strided or local.is_quantized:
+        raise TypeError(f"{name}: cannot copy a sparse or quantized tensor aside")
+    return local
+
+
+def _rebuild(value: Any, staged: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, DTensor):
+        # Not `from_local`, which would move it to the device of the mesh.
+        make: Any = DTensor
+        return make(staged[id(value)], value._spec, requires_grad=False)  # noqa: SLF001
+    if isinstance(value, torch.Tensor):
+        return staged[id(value)]
+    if isinstance(value, Mapping):
+        return {key: _rebuild(child, staged) for key, child in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_rebuild(child, staged) for child in value)
+    return copy.deepcopy(value)
