@@ -16,6 +16,7 @@ from checkpointing.tree import Flat, Node, flatten, unflatten
 __all__ = ["Extent", "Flat", "Node", "Plan", "flatten", "make_plan", "owners", "unflatten"]
 
 ALIGN: Final = 4096
+SMALL_ALIGN: Final = 64  # of what is smaller than `ALIGN`: a page for each would be mostly gaps
 Kind = Literal["replica", "shard", "local"]
 
 
@@ -36,7 +37,7 @@ class Extent:
         crc64: CRC64NVME of the bytes.
         whole: Shape of the whole tensor that a `shard` is a piece of, () for other kinds.
         start: Where it begins in the whole, () for other kinds.
-        blocks: CRC64NVME of each `leaves.BLOCK` bytes of a larger `shard`.
+        blocks: CRC64NVME of each `leaves.BLOCK` bytes of a larger one, for who reads a part.
     """
 
     name: str
@@ -66,6 +67,8 @@ class Extent:
         value = {name: getattr(self, name) for name in _FIELDS}
         if self.kind == "shard":
             value |= {name: getattr(self, name) for name in _SHARD_FIELDS}
+        elif self.blocks:
+            value["blocks"] = self.blocks
         return value
 
     @classmethod
@@ -137,12 +140,14 @@ def make_plan(replica: Flat, local: Flat, rank: int, world: int) -> Plan:
     found += [_extent(n, x, kind="local", owner=rank) for n, x in local.leaves.items()]
     extents, offset = [], 0
     for extent in sorted(found, key=lambda e: (e.owner != rank, e.kind == "local")):
+        align = ALIGN if extent.nbytes >= ALIGN else SMALL_ALIGN
+        offset = -(-offset // align) * align
         extents.append(replace(extent, offset=offset))
-        offset += -(-extent.nbytes // ALIGN) * ALIGN
+        offset += extent.nbytes
     return Plan(
         structure=structure_hash(replica, local, rank, world),
         extents=tuple(extents),
-        data_nbytes=offset,
+        data_nbytes=-(-offset // ALIGN) * ALIGN,
     )
 
 

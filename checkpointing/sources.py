@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpointing.boxes import Box, row_range, split
+from checkpointing.boxes import Box, row_range, split, whole
 from checkpointing.checksum import combine, crc64
 from checkpointing.errors import RestoreFailed
 from checkpointing.leaves import BLOCK, Bytes
@@ -22,6 +22,7 @@ _THREADS: Final = 8
 _PIECE: Final = 32 << 20
 _SMALL: Final = 8 << 20  # cheaper to copy once more than to ask for alone
 _RUN: Final = 16 << 20
+_GAP: Final = 1 << 20
 _CHUNK: Final = 1 << 20
 
 
@@ -90,27 +91,61 @@ def fill_from_store(
         RestoreFailed: Bytes do not have the CRC that was recorded for them.
         StoreError: The store could not deliver.
     """
-    small: list[Wanted] = []
-    large: list[Wanted] = []
-    for item in wanted:
-        if item.extent.nbytes:
-            (large if item.extent.nbytes > _SMALL else small).append(item)
-
+    jobs = _jobs(wanted, parts)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
-        runs = [pool.submit(_fill_run, store, run) for run in _runs(small)]
-        runs += [pool.submit(_fill_part, store, part) for one in parts for part in _cut(one)]
+        runs = [pool.submit(_fill_run, store, run) for run in _runs(jobs.together)]
+        runs += [pool.submit(_fill_part, store, part) for one in jobs.parts for part in _cut(one)]
         pieces = [
             [pool.submit(_fill_piece, store, item, start) for start in _starts(item)]
-            for item in large
+            for item in jobs.large
         ]
         try:
             for future in runs:
                 future.result()
-            for item, futures in zip(large, pieces, strict=True):
+            for item, futures in zip(jobs.large, pieces, strict=True):
                 _check(item, combine(future.result() for future in futures))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """What is read how.
+
+    Attributes:
+        together: Extents that are read whole, with their neighbours.
+        large: Extents that are read in pieces, straight into place.
+        parts: Some blocks of large extents.
+    """
+
+    together: list[Wanted | Part]
+    large: list[Wanted]
+    parts: list[Part]
+
+
+def _jobs(wanted: Iterable[Wanted], parts: Iterable[Part]) -> _Jobs:
+    jobs = _Jobs([], [], [])
+    for item in (*wanted, *map(_straight, parts)):
+        if not item.extent.nbytes:
+            continue
+        if item.extent.nbytes <= _SMALL:
+            jobs.together.append(item)
+        elif isinstance(item, Wanted):
+            jobs.large.append(item)
+        elif item.extent.blocks or item.extent.nbytes <= BLOCK:
+            jobs.parts.append(item)
+        else:  # its only CRC is that of the whole
+            jobs.together.append(item)
+    return jobs
+
+
+def _straight(part: Part) -> Wanted | Part:
+    """Return a part that is all of its extent, in a row, as something to be filled directly."""
+    if part.box != whole(part.extent.shape) or not part.out.flags.c_contiguous:
+        return part
+    out = part.out.reshape(-1).view(np.uint8)
+    return Wanted(extent=part.extent, key=part.key, out=out)
 
 
 def _cut(part: Part) -> Iterator[Part]:
@@ -137,13 +172,15 @@ def _fill_part(store: ObjectStore, part: Part) -> None:
     for number, at in enumerate(range(0, raw.nbytes, BLOCK), start=begin // BLOCK):
         if crc64(raw[at : at + BLOCK].data) != sums[number]:
             raise RestoreFailed(f"{extent.name}: its bytes in {part.key} fail their CRC")
-    strides = tuple(size * math.prod(extent.shape[n + 1 :]) for n in range(len(extent.shape)))
+    _take(part, raw, first * size - begin)
+
+
+def _take(part: Part, raw: Bytes, offset: int) -> None:
+    """Copy a part out of bytes of its extent; its first element is at `offset` in those."""
+    shape, size = part.extent.shape, part.out.itemsize
+    strides = tuple(size * math.prod(shape[n + 1 :]) for n in range(len(shape)))
     part.out[...] = np.ndarray(
-        part.box.shape,
-        dtype=part.out.dtype,
-        buffer=raw.data,
-        offset=first * size - begin,
-        strides=strides,
+        part.box.shape, dtype=part.out.dtype, buffer=raw.data, offset=offset, strides=strides
     )
 
 
@@ -157,32 +194,40 @@ def _fill_piece(store: ObjectStore, item: Wanted, start: int) -> tuple[int, int]
     return crc64(piece.data), piece.nbytes
 
 
-def _fill_run(store: ObjectStore, run: Sequence[Wanted]) -> None:
-    first, last = run[0].extent, run[-1].extent
-    block = np.empty(last.offset + last.nbytes - first.offset, dtype=np.uint8)
+def _fill_run(store: ObjectStore, run: Sequence[Wanted | Part]) -> None:
+    first = run[0].extent
+    end = max(item.extent.offset + item.extent.nbytes for item in run)
+    block = np.empty(end - first.offset, dtype=np.uint8)
     store.read_into(run[0].key, first.offset, block.data)
     for item in run:
         start = item.extent.offset - first.offset
-        np.copyto(item.out, block[start : start + item.extent.nbytes])
-        _check(item, crc64(item.out.data))
+        raw = block[start : start + item.extent.nbytes]
+        _check(item, crc64(raw.data))
+        if isinstance(item, Wanted):
+            np.copyto(item.out, raw)
+        else:
+            begin, _ = row_range(item.box, item.extent.shape)
+            _take(item, raw, begin * item.out.itemsize)
 
 
-def _runs(items: Iterable[Wanted]) -> list[list[Wanted]]:
-    """Group small neighbours in one object."""
-    runs: list[list[Wanted]] = []
+def _runs(items: Iterable[Wanted | Part]) -> list[list[Wanted | Part]]:
+    """Group neighbours in one object; a small gap is cheaper to read than to skip."""
+    runs: list[list[Wanted | Part]] = []
+    begin = end = 0
     for item in sorted(items, key=lambda item: (item.key, item.extent.offset)):
-        if runs:
-            first, last = runs[-1][0], runs[-1][-1]
-            adjacent = last.extent.offset + last.extent.nbytes == item.extent.offset
-            length = item.extent.offset + item.extent.nbytes - first.extent.offset
-            if item.key == first.key and adjacent and length <= _RUN:
+        stop = item.extent.offset + item.extent.nbytes
+        if runs and item.key == runs[-1][0].key:
+            is_near = item.extent.offset <= end + _GAP
+            if is_near and max(stop, end) - begin <= max(_RUN, end - begin):
                 runs[-1].append(item)
+                end = max(stop, end)
                 continue
         runs.append([item])
+        begin, end = item.extent.offset, stop
     return runs
 
 
-def _check(item: Wanted, crc: int) -> None:
+def _check(item: Wanted | Part, crc: int) -> None:
     if crc != item.extent.crc64:
         raise RestoreFailed(
             f"{item.extent.name}: its bytes in {item.key} fail their CRC "
