@@ -34,7 +34,13 @@ class CheckpointingError(Exception):
 
 
 class StoreError(CheckpointingError):
-    """A store could not do what was asked."""
+    """A store could not do what was asked.
+
+    Attributes:
+        code: The store's own word for it ("SlowDown"), or the kind of silence ("ReadTimeoutError").
+    """
+
+    code: str = ""
 
 
 class StoreUnavailable(StoreError):

@@ -16,6 +16,7 @@ from checkpointing.stage.arena import MappedArena, StagedSlot, UploadState, peek
 from checkpointing.stage.stager import Stager
 from checkpointing.store.base import StoreConfig
 from checkpointing.store.directory import DirectoryStore
+from checkpointing.store.transfer import Transfer
 from checkpointing.uploader import watch
 from checkpointing.uploader.watch import Watcher
 
@@ -84,6 +85,7 @@ def test_each_slot_is_uploaded_once_oldest_first(bench: Bench) -> None:
     assert set(event) == {
         *("event", "rank", "attempt", "step", "world", "index_key", "index_crc64"),
         *("nbytes", "upload_s", "staged_at"),
+        *("sent_nbytes", "sent_s", "gb_per_s", "retries", "hedges", "plane"),
     }
     assert event["nbytes"] == 40_000
     json.dumps(event)
@@ -120,11 +122,11 @@ def test_a_failure_is_reported_and_tried_again(
     monkeypatch.setattr(watch, "_FIRST_WAIT_S", 0.01)
     real, failures = bench.store.upload, [0]
 
-    def flaky(*arguments: Any) -> None:
+    def flaky(*arguments: Any) -> Transfer:
         if failures[0] < 3:
             failures[0] += 1
             raise StoreUnavailable("503\nSlow Down")
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(bench.store, "upload", flaky)
     bench.stage(1)
