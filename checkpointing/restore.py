@@ -12,6 +12,7 @@ from checkpointing.boxes import Box, whole
 from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, CheckpointingError, RestoreFailed
 from checkpointing.manifest import read_commit, read_index
+from checkpointing.optimizer_state import create_missing
 from checkpointing.plan import Extent
 from checkpointing.sharded import as_sharded, is_sharded
 from checkpointing.sources import ArenaSource, Part, Wanted, fill_from_store
@@ -99,8 +100,24 @@ def restore_from_store(
     state: State,
     local: State | None,
     arena_path: Path | None = None,
-) -> None:
+    *,
+    fresh_local: bool = False,
+) -> int:
     """Restore a committed checkpoint; extents that the own arena holds are taken from there.
+
+    Args:
+        store: Where it is.
+        run: Name of the run.
+        point: Which one.
+        rank: This rank.
+        world: Number of ranks now.
+        state: To be filled.
+        local: To be filled, with what this rank saved.
+        arena_path: The own arena.
+        fresh_local: Leave `local` as it is when another number of ranks saved the checkpoint.
+
+    Returns:
+        Number of ranks that saved it.
 
     Raises:
         RestoreFailed: Not committed, altered, or for another state.
@@ -112,6 +129,8 @@ def restore_from_store(
         for extent in manifest.tensors:
             pieces.setdefault(extent.name, []).append((extent, objects[extent.owner]))
         own = _Saved(skeleton=_NO_STATE, pieces={})
+        if fresh_local and world != manifest.world:
+            local = None
         if local is not None:
             if world != manifest.world:
                 raise RestoreFailed(
@@ -123,6 +142,7 @@ def restore_from_store(
             own = _Saved(skeleton=index.local_skeleton, pieces=mine)
         fill = _arena_first(store, arena_path, point, rank, world)
         _restore((_Saved(skeleton=manifest.skeleton, pieces=pieces), own), (state, local), fill)
+        return manifest.world
     except RestoreFailed:
         raise
     except CheckpointingError as error:
@@ -170,6 +190,7 @@ def _slot(arena: MappedArena, point: Point, rank: int, world: int) -> ArenaSourc
 
 def _restore(saved: tuple[_Saved, _Saved], states: tuple[State, State | None], fill: Fill) -> None:
     """Read both halves into place, then hand over the Python values."""
+    create_missing(states[0], saved[0].skeleton)
     halves = [
         (half, state, _targets(half, flatten(state)))
         for half, state in zip(saved, states, strict=True)
