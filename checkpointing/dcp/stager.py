@@ -270,9 +270,7 @@ def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
 
 def _rebuild(value: Any, staged: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(value, DTensor):
-        # Not `from_local`, which would move it to the device of the mesh.
-        make: Any = DTensor
-        return make(staged[id(value)], value._spec, requires_grad=False)  # noqa: SLF001
+        return _dtensor(value, staged[id(value)])
     if isinstance(value, torch.Tensor):
         return staged[id(value)]
     if isinstance(value, Mapping):
@@ -280,3 +278,15 @@ def _rebuild(value: Any, staged: Mapping[int, torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_rebuild(child, staged) for child in value)
     return copy.deepcopy(value)
+
+
+def _dtensor(like: DTensor, local: torch.Tensor) -> DTensor:
+    """Return a DTensor around another local tensor, wherever that is.
+
+    `from_local` would move it to the device of the mesh. And a DTensor that is made of a view with
+    an offset cannot be pickled, which crashes the process: it is made of another one first.
+    """
+    make: Any = DTensor
+    found: DTensor = make(local.new_empty(0), like._spec, requires_grad=False)  # noqa: SLF001
+    found._local_tensor = local  # noqa: SLF001
+    return found

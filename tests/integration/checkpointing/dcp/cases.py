@@ -1,0 +1,165 @@
+"""What the ranks of these tests do; runs in their processes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from checkpointing.dcp import EverstepReader, EverstepStager, EverstepWriter
+from tests.integration.checkpointing.dcp.states import Training, blank, nested, sums
+
+ENGINES = ("everstep", "torch")
+
+
+def writer(engine: str, folder: str, **options: Any) -> Any:
+    if engine == "torch":
+        return dcp.FileSystemWriter(folder)
+    return EverstepWriter(folder, **options)
+
+
+def reader(engine: str, folder: str, **options: Any) -> Any:
+    return dcp.FileSystemReader(folder) if engine == "torch" else EverstepReader(folder, **options)
+
+
+def save_training(engine: str, folder: str, layout: str, seed: int) -> dict[str, str]:
+    training = Training(layout, seed)
+    dcp.save(training.state(), storage_writer=writer(engine, folder))
+    return training.sums()
+
+
+def load_training(engine: str, folder: str, layout: str) -> dict[str, str]:
+    training = Training(layout, seed=99, steps=1)
+    state = training.state()
+    dcp.load(state, storage_reader=reader(engine, folder))
+    training.take(state)
+    return training.sums()
+
+
+def save_nested(engine: str, folder: str, seed: int) -> dict[str, str]:
+    state = nested(seed)
+    dcp.save(state, storage_writer=writer(engine, folder))
+    return sums(state)
+
+
+def load_nested(engine: str, folder: str) -> dict[str, str]:
+    state = blank(nested(1))
+    dcp.load(state, storage_reader=reader(engine, folder))
+    return sums(state)
+
+
+def load_subset(
+    engine: str, folder: str, drop: list[str], add: list[str], partial: bool
+) -> dict[str, str] | str:
+    """Load with some keys left out and some that were never saved; the error's root as text."""
+    state = blank(nested(1))
+    for key in drop:
+        del state[key]
+    for key in add:
+        state[key] = torch.full((2,), 7.0)
+    try:
+        dcp.load(
+            state,
+            storage_reader=reader(engine, folder),
+            planner=DefaultLoadPlanner(allow_partial_load=partial),
+        )
+    except dcp.api.CheckpointException as error:
+        failure = error.failures[dist.get_rank()][0]
+        return f"{type(failure).__name__}: {failure}"
+    return sums(state)
+
+
+def save_async(engine: str, folder: str, layout: str, mode: str, stager: bool) -> dict[str, Any]:
+    """Save in the background while training goes on; return what was to be saved."""
+    training = Training(layout, seed=3)
+    state = {**training.state(), "nested": nested(5)}
+    wanted = sums(state)
+    own = EverstepStager(process=mode == "PROCESS") if stager else None
+    future = dcp.async_save(
+        state,
+        storage_writer=writer(engine, folder),
+        async_stager=own,
+        async_checkpointer_type=AsyncCheckpointerType[mode],
+    )
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            parameter.fill_(123.0)  # must not be seen by the save
+        state["nested"]["transposed"].fill_(5)
+        state["nested"]["groups"][0]["lr"] = 7
+    future = getattr(future, "upload_completion", future)
+    future.result(timeout=90)
+    return wanted
+
+
+def load_async(engine: str, folder: str, layout: str) -> dict[str, str]:
+    training = Training(layout, seed=99, steps=1)
+    state = {**training.state(), "nested": blank(nested(1))}
+    dcp.load(state, storage_reader=reader(engine, folder))
+    return sums(state)
+
+
+def save_some(engine: str, folder: str, seed: int, fail_rank: int = -1) -> str:
+    """Save a sharded state; one rank cannot upload."""
+    training = Training("fsdp", seed)
+    own = writer(engine, folder)
+    if dist.get_rank() == fail_rank:
+        own._location = _Broken(own._location)
+    try:
+        dcp.save(training.state(), storage_writer=own)
+    except dcp.api.CheckpointException as error:
+        return ", ".join(
+            f"{rank}: {type(failure[0]).__name__}" for rank, failure in error.failures.items()
+        )
+    return "saved"
+
+
+class _Broken:
+    """A location whose store takes nothing."""
+
+    def __init__(self, location: Any) -> None:
+        self.url = location.url
+
+    def open(self, *, make: bool = False) -> Any:
+        from checkpointing.errors import StoreUnavailable
+
+        raise StoreUnavailable("503 SlowDown")
+
+
+def count_gets(folder: str, seed: int) -> tuple[int, int]:
+    """Load and count how often this rank fetched documents and listed."""
+    from checkpointing.store.directory import DirectoryStore
+
+    got: list[str] = []
+    listed: list[str] = []
+    get, list_ = DirectoryStore.get, DirectoryStore.list
+
+    def counted_get(self: Any, key: str) -> bytes:
+        got.append(key)
+        return get(self, key)
+
+    def counted_list(self: Any, prefix: str) -> Any:
+        listed.append(prefix)
+        return list_(self, prefix)
+
+    DirectoryStore.get, DirectoryStore.list = counted_get, counted_list  # type: ignore[method-assign]
+    try:
+        load_training("everstep", folder, "fsdp")
+    finally:
+        DirectoryStore.get, DirectoryStore.list = get, list_  # type: ignore[method-assign]
+    return len(got), len(listed)
+
+
+def folder_of(base: Path, *parts: str) -> str:
+    return os.fspath(base.joinpath(*parts))
+
+
+def pass_on(source: str, target: str, layout: str) -> None:
+    """Load and save again."""
+    training = Training(layout, seed=98, steps=1)
+    state = training.state()
+    dcp.load(state, storage_reader=EverstepReader(source))
+    dcp.save(state, storage_writer=EverstepWriter(target))
