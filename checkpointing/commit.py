@@ -54,6 +54,7 @@ def commit(
     uploads: Sequence[UploadRecord],
     world: int,
     write_id: str,
+    average_of: tuple[tuple[int, int], ...] = (),
 ) -> CommitOutcome:
     """Check everything, then write the manifest, last and once.
 
@@ -65,6 +66,7 @@ def commit(
         uploads: One per rank.
         world: Ranks in the attempt.
         write_id: Unique to this decision to commit; the same one may be tried again.
+        average_of: (step, attempt) of what it is the average of, () for a checkpoint of a run.
 
     Raises:
         CommitRefused: The uploads do not make one consistent checkpoint.
@@ -87,6 +89,7 @@ def commit(
         shards=tuple(_shard(u, i) for u, i in zip(ordered, indexes, strict=True)),
         skeleton=indexes[0].skeleton,
         tensors=tensors,
+        average_of=average_of,
     )
     return _write(store, manifest)
 

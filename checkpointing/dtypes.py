@@ -50,6 +50,11 @@ def fits(dtype: str, elements: int, nbytes: int) -> bool:
     return nbytes % elements == 0 and 1 <= nbytes // elements <= _WIDEST
 
 
+def itemsize(dtype: str) -> int:
+    """Return the bytes of one element, 1 for types that are not known by their size."""
+    return _SIZES.get(dtype, 1)
+
+
 def is_floating(dtype: str) -> bool:
     """Tell whether values of this type are real numbers that can be averaged here."""
     return dtype in ("float16", "float32", "float64", "bfloat16") or dtype in _EIGHT_BITS
@@ -74,9 +79,10 @@ def values(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
     if not is_number(dtype):
         raise ValueError(f"values of type {dtype} cannot be decoded")
     plain = raw.view(np.dtype(dtype))
-    if dtype == "float16":
-        return plain.astype(np.float32)
-    return plain.astype(np.complex128) if dtype == "complex64" else plain
+    with np.errstate(invalid="ignore"):  # NaNs that signal
+        if dtype == "float16":
+            return plain.astype(np.float32)
+        return plain.astype(np.complex128) if dtype == "complex64" else plain
 
 
 def encoder(dtype: str) -> Callable[[NDArray[np.float64]], NDArray[np.uint8]]:
