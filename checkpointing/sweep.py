@@ -3,42 +3,14 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from checkpointing import keys
 from checkpointing.resolver import Catalogue, CommitInfo, read_catalogue, usable
-from checkpointing.store.base import ObjectInfo, ObjectStore
+from checkpointing.store.base import ObjectInfo, ObjectStore, OpenUpload
 
 OLDER_THAN_S: Final = 86_400.0
 Place = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenUpload:
-    """An upload that was begun and neither completed nor aborted.
-
-    Attributes:
-        key: Key that it is for, relative to the store's prefix.
-        upload_id: What the store calls it.
-        started_at: Unix seconds by the store's clock.
-    """
-
-    key: str
-    upload_id: str
-    started_at: float
-
-
-@runtime_checkable
-class KeepsUploads(Protocol):
-    """A store in which interrupted uploads stay, and cost, until they are aborted."""
-
-    def open_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
-        """Return the open uploads whose key begins with `prefix`."""
-        ...
-
-    def abort_upload(self, upload: OpenUpload) -> None:
-        """Abort one; a missing one is no error."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +104,7 @@ def find_orphans(
     prefix = keys.data_root(run)
     # The data first: what is committed while this looks is then seen as committed.
     data = store.list(prefix)
-    uploads = store.open_uploads(prefix) if isinstance(store, KeepsUploads) else ()
+    uploads = store.open_uploads(prefix)
     catalogue = read_catalogue(store, run)
     newest = next((commit for commit, _ in usable(store, catalogue)), None)
     known = {*in_use, *_known(store, run, catalogue, data)}
@@ -154,10 +126,9 @@ def sweep(store: ObjectStore, run: str, plan: SweepPlan) -> int:
             if info.key.startswith(keys.data_root(run)):
                 store.delete(info.key)
         freed += orphan.nbytes
-    if isinstance(store, KeepsUploads):
-        for upload in plan.uploads:
-            if upload.key.startswith(keys.data_root(run)):
-                store.abort_upload(upload)
+    for upload in plan.uploads:
+        if upload.key.startswith(keys.data_root(run)):
+            store.abort_upload(upload)
     return freed
 
 

@@ -11,8 +11,9 @@ from checkpointing.deletion import delete_commit, finish_deletions
 from checkpointing.errors import ManifestInvalid
 from checkpointing.quarantine import quarantine
 from checkpointing.resolver import list_commits
+from checkpointing.store.base import OpenUpload
 from checkpointing.store.directory import DirectoryStore
-from checkpointing.sweep import OpenUpload, find_orphans, plan_sweep, sweep
+from checkpointing.sweep import find_orphans, plan_sweep, sweep
 from tests.unit.checkpointing.saved import save, store_at, upload
 
 
