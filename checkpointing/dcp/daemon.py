@@ -26,7 +26,7 @@ class _Daemon(executor._AsyncCheckpointProcess):  # noqa: SLF001 - torch has no 
 
     def _wait_for_response(self, timeout: float | None = None) -> Any:
         if timeout is None and not self._process_pipe.poll(self._deadline_s):
-            self._save_process.kill()
+            _end(self)
             raise StoreUnavailable(
                 f"DCP's background process gave no answer within {self._deadline_s:g} s; it is "
                 "replaced at the next save"
@@ -46,8 +46,12 @@ def ensure_daemon(group: ProcessGroup | None, deadline_s: float) -> None:
     if vote.item():
         return
     if found is not None:
-        found._save_process.kill()  # noqa: SLF001
-        found._save_process.join(_END_S)  # noqa: SLF001
+        _end(found)
     executor._CHECKPOINT_PROCESS = None  # noqa: SLF001
     info = executor._ProcessGroupInitInfo(group)  # noqa: SLF001
     executor._CHECKPOINT_PROCESS = _Daemon(info, deadline_s)  # noqa: SLF001
+
+
+def _end(daemon: executor._AsyncCheckpointProcess) -> None:
+    daemon._save_process.kill()  # noqa: SLF001
+    daemon._save_process.join(_END_S)  # noqa: SLF001 - from now on it counts as dead

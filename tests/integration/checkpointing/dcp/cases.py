@@ -1,6 +1,8 @@
 """What the ranks of these tests do; runs in their processes."""
 
 import os
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,74 @@ def pass_on(source: str, target: str, layout: str) -> None:
     state = training.state()
     dcp.load(state, storage_reader=EverstepReader(source))
     dcp.save(state, storage_writer=EverstepWriter(target))
+
+
+def background_save(engine: str, folder: str, value: float, stager: Any = None) -> str:
+    """Save in process mode; how it ended."""
+    try:
+        future = dcp.async_save(
+            {"a": torch.full((4,), value)},
+            storage_writer=writer(engine, folder),
+            async_stager=stager,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        )
+        getattr(future, "upload_completion", future).result(timeout=90)
+    except Exception as error:  # noqa: BLE001 - the answer
+        return type(error).__name__
+    return "saved"
+
+
+def daemon() -> Any:
+    from torch.distributed.checkpoint import _async_process_executor
+
+    return _async_process_executor._CHECKPOINT_PROCESS
+
+
+def signal_daemon(number: int) -> None:
+    """Rank 1's background process gets a signal; all ranks know that it did."""
+    if dist.get_rank() == 1:
+        process = daemon()._save_process
+        os.kill(process.pid, number)
+        if number == signal.SIGKILL:
+            process.join(10)
+    dist.barrier()
+
+
+def save_around_a_killed_daemon(engine: str, folder: str = "") -> list[str]:
+    place = folder or tempfile.mkdtemp()
+    stager = EverstepStager(process=True) if engine == "everstep" else None
+    outcomes = [background_save(engine, place, 1.0, stager)]
+    signal_daemon(signal.SIGKILL)
+    return outcomes + [background_save(engine, place, 2.0 + n, stager) for n in range(3)]
+
+
+def save_around_a_frozen_daemon(folder: str) -> list[str]:
+    stager = EverstepStager(process=True, deadline_s=3.0)
+    # One of another test has another deadline: this one makes its own.
+    if daemon() is not None:
+        daemon()._save_process.kill()
+        daemon()._save_process.join(10)
+    outcomes = [background_save("everstep", folder, 1.0, stager)]
+    for number in (signal.SIGSTOP, None):
+        if number is not None:
+            signal_daemon(number)
+        outcomes.append(background_save("everstep", folder, 2.0, stager))
+    return outcomes
+
+
+def two_quick_saves(folder: str) -> tuple[bool, str, str]:
+    stager = EverstepStager(process=True)
+    stager.warm_up()
+    ready = daemon() is not None
+    futures = [
+        dcp.async_save(
+            {"a": torch.full((4,), float(n))},
+            storage_writer=EverstepWriter(f"{folder}/{n}"),
+            async_stager=stager,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        )
+        for n in range(2)
+    ]
+    for future in futures:
+        getattr(future, "upload_completion", future).result(timeout=90)
+    return ready, "saved", "saved"

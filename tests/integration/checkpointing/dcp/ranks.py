@@ -47,7 +47,9 @@ class Ranks:
                 raise RankFailed(f"rank {rank} of {self.world}: {answer}")
         return answers
 
-    def try_run(self, function: Callable[..., Any], *args: Any, timeout: float = 100.0) -> list[Any]:
+    def try_run(
+        self, function: Callable[..., Any], *args: Any, timeout: float = 100.0
+    ) -> list[Any]:
         """As `run`, a failure being an answer as well."""
         for pipe in self._pipes:
             pipe.send((function, args))
@@ -90,5 +92,5 @@ def _serve(pipe: Connection, rank: int, world: int, port: int) -> None:
             os._exit(0)
         try:
             pipe.send(function(*args))
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the answer
             pipe.send(RankFailed(traceback.format_exc()))
