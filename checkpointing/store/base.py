@@ -52,7 +52,7 @@ class StoreConfig:
         if unknown:
             raise ValueError(f"unknown keys of a store: {', '.join(sorted(unknown))}")
         most = fields.get("max_bytes_per_s")
-        if most is not None and not (type(most) in (int, float) and most > 0):
+        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
             raise ValueError("max_bytes_per_s of a store is a positive number")
         return cls(**fields)
 

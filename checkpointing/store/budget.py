@@ -13,7 +13,7 @@ from typing import Final
 _WINDOW_S: Final = 5.0
 _GRAIN_S: Final = 0.25
 _HOLD_S: Final = 1.0  # the many answers to one overload are one decrease
-_GROWTH: Final = 0.05  # of the highest rate seen, per second
+_GROWTH: Final = 0.1  # of the highest rate seen, per second
 _OPEN_AT: Final = 2.0  # times the highest rate seen: a limit that far away limits nothing
 _BURST_S: Final = 0.25
 _FIRST_GUESS: Final = 8  # times the floor, when trouble comes before anything was measured
@@ -58,13 +58,20 @@ class Rate:
         self._free_at = start + amount / self.limit
         return max(0.0, start - now)
 
-    def cut(self, factor: float, now: float) -> bool:
-        """Lower the limit to a fraction of what is being sent; False if that was just done."""
+    def cut(self, factor: float, now: float, *, at_least: float = 0.0) -> bool:
+        """Lower the limit to a fraction of what is being sent; False if that was just done.
+
+        Args:
+            factor: The fraction.
+            now: Seconds.
+            at_least: Fraction of the highest rate that counts as sent, also when it was less: when
+                answers were late, little was sent because of that.
+        """
         self._grow(now)
         if now - self._cut_at < _HOLD_S:
             return False
         self._cut_at = self._grown_at = now
-        sent = self.measured(now) or _FIRST_GUESS * self._floor
+        sent = max(self.measured(now), at_least * self._peak) or _FIRST_GUESS * self._floor
         self.limit = max(self._floor, factor * min(self.limit, sent))
         return True
 
@@ -130,6 +137,7 @@ class Slowness:
 
 _THROTTLED: Final = 0.5
 _LATE: Final = 0.7
+_STALLED: Final = 0.5
 _FLOOR_BYTES: Final = float(4 << 20)
 _FLOOR_REQUESTS: Final = 2.0
 
@@ -161,12 +169,12 @@ class Budget:
 
     def late(self, now: float) -> None:
         """The store did not answer in time."""
-        self.nbytes.cut(_LATE, now)
+        self.nbytes.cut(_LATE, now, at_least=_STALLED)
 
     def answered(self, seconds: float, nbytes: int, in_flight: int, now: float) -> None:
         """A request that was not held back by this budget took so long."""
         if self._slowness.add(seconds, nbytes, in_flight):
-            self.nbytes.cut(_LATE, now)
+            self.nbytes.cut(_LATE, now, at_least=_STALLED)
 
 
 def _cap(given: float | None) -> float:

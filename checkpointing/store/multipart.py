@@ -77,6 +77,7 @@ class MultipartUpload:
         self._plane = plane
         self._key = key
         self._tally = tally
+        self._creates = 0
         self._place: Any = {"Bucket": connection.bucket, "Key": connection.key(key)}
 
     def run(self, windows: Sequence[Window], crc: int) -> None:
@@ -88,7 +89,10 @@ class MultipartUpload:
             ObjectCorrupt: The parts together do not have this CRC.
         """
         self._abort_leftovers()
+        creates = self._creates
         place = {**self._place, "UploadId": self._connection.retry(self._create, patient=True)}
+        if self._creates > creates + 1:  # the answer that got lost may have been a success
+            self._abort_leftovers(but=place["UploadId"])
         try:
             sent = self._send_all(place, windows)
             sizes = [window.nbytes for window in windows]
@@ -100,14 +104,15 @@ class MultipartUpload:
                 self._connection.retry(lambda: self._abort(place))
             raise
 
-    def _abort_leftovers(self) -> None:
+    def _abort_leftovers(self, but: str = "") -> None:
         """Abort what a killed uploader left: the key belongs to one rank of one attempt."""
-        with suppress(StoreError), self._connection.request(self._key):
-            listed = self._connection.client().list_multipart_uploads(
-                Bucket=self._place["Bucket"], Prefix=self._place["Key"]
-            )
+        with suppress(StoreError):
+            with self._connection.request(self._key):
+                listed = self._connection.client().list_multipart_uploads(
+                    Bucket=self._place["Bucket"], Prefix=self._place["Key"]
+                )
             for upload in listed.get("Uploads", []):
-                if upload.get("Key") == self._place["Key"]:
+                if upload.get("Key") == self._place["Key"] and upload["UploadId"] != but:
                     self._abort({**self._place, "UploadId": upload["UploadId"]})
 
     def _abort(self, place: Any) -> None:
@@ -115,6 +120,7 @@ class MultipartUpload:
             self._connection.client().abort_multipart_upload(**place)
 
     def _create(self) -> str:
+        self._creates += 1
         with self._connection.request(self._key, self._tally):
             answer = self._connection.client().create_multipart_upload(
                 **self._place, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"

@@ -68,6 +68,7 @@ class Connection:
         self._lock = threading.Lock()
         self._cached: S3Client | None = None
         self._cached_data: S3Client | None = None
+        self._generation = 0
         self._forgotten: list[Callable[[], None]] = []
 
     def client(self) -> S3Client:
@@ -99,11 +100,12 @@ class Connection:
     def request(self, key: str, tally: Tally | None = None) -> Iterator[None]:
         """Wait for leave to make one request, and raise our errors for those of the clients."""
         self.pace.request()
+        generation = self._generation
         try:
             with self._translated(key):
                 yield
         except StoreUnavailable as error:
-            self._heed(error)
+            self._heed(error, generation)
             if tally is not None:
                 tally.retried(error.code)
             raise
@@ -115,7 +117,7 @@ class Connection:
             action: One request.
             patient: Go on until the deadline, however many tries that takes.
         """
-        stops: list[Any] = [stop_after_delay(self._deadline_s), _says_it_again]
+        stops: list[Any] = [stop_after_delay(self._deadline_s), _Stubborn()]
         if not patient:
             stops.append(stop_after_attempt(self._attempts))
         return Retrying(
@@ -134,13 +136,16 @@ class Connection:
             reraise=True,
         )(action)
 
-    def _heed(self, error: StoreUnavailable) -> None:
+    def _heed(self, error: StoreUnavailable, generation: int) -> None:
         if isinstance(error, StoreThrottled):
             self.pace.throttled()
         elif isinstance(error, CredentialsExpired):
-            _log.warning("%s", error)
             with self._lock:
+                if generation != self._generation:  # others in flight had the same old ones
+                    return
+                self._generation += 1
                 self._cached = self._cached_data = None
+            _log.warning("%s", error)
             for forget in self._forgotten:
                 forget()
         elif isinstance(error, ClockSkewed):
@@ -181,7 +186,13 @@ def _worth_repeating(error: BaseException) -> bool:
     return isinstance(error, StoreUnavailable) and not isinstance(error, UploadGone)
 
 
-def _says_it_again(state: RetryCallState) -> bool:
-    error = state.outcome.exception() if state.outcome is not None else None
-    known = isinstance(error, ClockSkewed | CredentialsExpired)
-    return known and state.attempt_number >= _SAME_WORD
+class _Stubborn:
+    """Stops when new credentials or a new signature were refused like those before."""
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    def __call__(self, state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome is not None else None
+        self._times += isinstance(error, ClockSkewed | CredentialsExpired)
+        return self._times >= _SAME_WORD

@@ -165,6 +165,8 @@ class Reset(Fault):
     after: int = 0
 
     async def before(self, request: Request) -> None:
+        if self.after == 0:
+            raise Broken
         request.body.cut_after = self.after
 
 
@@ -296,9 +298,8 @@ class FaultProxy:
     """
 
     def __init__(self, target: str) -> None:
-        parts = urlsplit(target)
-        assert parts.hostname is not None
-        self._target = (parts.hostname, parts.port or 80)
+        self._target = ("", 0)
+        self.retarget(target)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._rules: list[Rule] = []
@@ -321,6 +322,12 @@ class FaultProxy:
     def script(self, *rules: Rule) -> None:
         """Replace the script; of several rules that match the first one counts."""
         self._rules = list(rules)
+
+    def retarget(self, target: str) -> None:
+        """Connect to another server from now on, or to the same one at its new address."""
+        parts = urlsplit(target)
+        assert parts.hostname is not None
+        self._target = (parts.hostname, parts.port or 80)
 
     def operations(self) -> Sequence[str]:
         return [seen.operation for seen in self.seen]

@@ -256,6 +256,23 @@ def test_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path) -> None:
         assert len(errors.splitlines()) == 1
 
 
+def test_a_cap_of_the_command_line_holds(bench: Bench) -> None:
+    store = StoreConfig(url=(bench.folder.parent / "store").as_uri()).to_json()
+    for wrong in ("0", "-3", "inf", "fast"):
+        process = _process(bench.folder, store, "--max-bytes-per-s", wrong, stderr=subprocess.PIPE)
+        assert process.communicate(timeout=30)[1]
+        assert process.returncode == 2
+    bench.stager.stage(1, {"m": {"w": np.zeros(2 << 20)}}, None)  # 16 MiB
+    process = _process(
+        bench.folder, store, "--max-bytes-per-s", str(8 << 20), stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert _next_report(process.stdout)["sent_s"] > 1.5
+    process.terminate()
+    assert process.wait(20) == 0
+    process.stdout.close()
+
+
 def test_sigterm_ends_with_0_and_the_folder_is_free_for_the_next(bench: Bench) -> None:
     store = StoreConfig(url=(bench.folder.parent / "store").as_uri()).to_json()
     bench.stage(1)
