@@ -1,5 +1,6 @@
 """What differs between two committed checkpoints, tensor by tensor."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -96,11 +97,29 @@ def compare(
 
 def compare_values(first: Node, second: Node) -> Iterator[tuple[str, str, str]]:
     """Yield (path, first, second) of the Python values that differ, "-" for what is not there."""
-    ours, theirs = dict(_values(first, "")), dict(_values(second, ""))
+    ours, theirs = dict(python_values(first)), dict(python_values(second))
     for path in sorted(ours.keys() | theirs.keys()):
         one, other = ours.get(path, "-"), theirs.get(path, "-")
         if one != other:
             yield path, one, other
+
+
+def python_values(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of every Python value of a state."""
+    if not isinstance(node, dict):
+        yield path, repr(node)
+    elif node["t"] in LEAVES:
+        return
+    elif node["t"] == "object":
+        yield from python_values(node["v"], path)
+    elif node["t"] == "dict":
+        for key, child in zip(node["k"], node["v"], strict=True):
+            yield from python_values(child, f"{path}/{key}" if path else str(key))
+    elif node["t"] in ("list", "tuple"):
+        for number, child in enumerate(node["v"]):
+            yield from python_values(child, f"{path}/{number}" if path else str(number))
+    else:
+        yield path, node["v"]
 
 
 def _compared(tensor: WholeTensor, a: Bytes, b: Bytes) -> Difference:
@@ -139,7 +158,7 @@ def _distance(x: Bytes, y: Bytes, dtype: str) -> tuple[float | None, int]:
     if not finite.any():
         return None, finite.size
     with np.errstate(over="ignore"):
-        largest = float(np.abs(a[finite] - b[finite]).max())
+        largest = min(float(np.abs(a[finite] - b[finite]).max()), sys.float_info.max)
     return largest, int(finite.size - np.count_nonzero(finite))
 
 
@@ -155,20 +174,3 @@ def _sums(tensor: WholeTensor) -> list[tuple[Any, int]]:
 
 def _type(tensor: WholeTensor | None) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor else ""
-
-
-def _values(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    if not isinstance(node, dict):
-        yield path, repr(node)
-    elif node["t"] in LEAVES:
-        return
-    elif node["t"] == "object":
-        yield from _values(node["v"], path)
-    elif node["t"] == "dict":
-        for key, child in zip(node["k"], node["v"], strict=True):
-            yield from _values(child, f"{path}/{key}" if path else str(key))
-    elif node["t"] in ("list", "tuple"):
-        for number, child in enumerate(node["v"]):
-            yield from _values(child, f"{path}/{number}" if path else str(number))
-    else:
-        yield path, node["v"]

@@ -6,6 +6,7 @@ CheckpointingError
 |   |   `-- StoreThrottled          the store asked for fewer requests
 |   |-- StoreDenied                 credentials or permissions
 |   |-- StoreMissing                the bucket or the folder does not exist
+|   |-- NothingUsable               there are commits, and none of them can be used
 |   |-- ObjectMissing               the store answers, the key does not exist
 |   |-- ObjectConflict              the key exists with other content
 |   |-- ObjectCorrupt               size or CRC is not what was promised
@@ -57,6 +58,10 @@ class StoreDenied(StoreError):
 
 class StoreMissing(StoreError):
     """The bucket or folder that holds the store does not exist."""
+
+
+class NothingUsable(StoreError):
+    """A run has commits, and all are spoilt or in quarantine: a person has to look."""
 
 
 class ObjectMissing(StoreError):

@@ -79,6 +79,11 @@ def average_run(run: str, label: str) -> str:
     return f"{averages_prefix(run)}{label}"
 
 
+def is_average(run: str) -> bool:
+    """Tell a name that `average_run` made from that of a run."""
+    return "/averages/" in run
+
+
 def place_of_manifest(key: str) -> tuple[int, int | None] | None:
     """Return (step, attempt) of a manifest's key, attempt None for an old one; None for others."""
     if place := _match(_COMMIT, key):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from checkpointing import keys
-from checkpointing.errors import ManifestInvalid, ObjectMissing
+from checkpointing.errors import ManifestInvalid, NothingUsable, ObjectMissing
 from checkpointing.manifest import Manifest, read_manifest
 from checkpointing.store.base import ObjectInfo, ObjectStore
 
@@ -93,11 +93,16 @@ def usable(store: ObjectStore, catalogue: Catalogue) -> Iterator[tuple[CommitInf
     """
     for commit in catalogue.commits:
         try:
-            yield commit, read_manifest(store, commit.key)
+            manifest = read_manifest(store, commit.key)
         except ManifestInvalid as error:
             _log.warning("not a usable commit: %s", error)
         except ObjectMissing:
             _log.info("%s was deleted meanwhile", commit.key)
+        else:
+            if manifest.average_of and not keys.is_average(manifest.run):
+                _log.warning("not a usable commit: %s is an average", commit.key)
+                continue
+            yield commit, manifest
 
 
 def list_commits(
@@ -110,6 +115,7 @@ def list_commits(
     Quarantined ones are left out, which is logged.
 
     Raises:
+        NothingUsable: There are commits, and none can be used. That is no fresh run either.
         StoreError: The store could not be asked. This is never reported as "no commits".
     """
     catalogue = read_catalogue(store, run)
@@ -120,7 +126,13 @@ def list_commits(
         sound.append(commit)
         if len(sound) >= verified:
             break
-    else:
+    if not sound and (catalogue.quarantined or catalogue.commits or catalogue.unreadable):
+        raise NothingUsable(
+            f"{run}: no usable checkpoint, but {len(catalogue.quarantined)} in quarantine and "
+            f"{len(catalogue.commits) + len(catalogue.unreadable)} that cannot be read; "
+            "see `everstep checkpoints ls`"
+        )
+    if len(sound) < verified:
         return tuple(sound)
     older = (c for c in catalogue.commits if c.place < sound[-1].place)
     return (*sound, *older)

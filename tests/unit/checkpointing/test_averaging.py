@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpointing import averaging, keys
+from checkpointing import keys, mean
 from checkpointing.averaging import Averaged, AverageRefused, average
 from checkpointing.errors import ObjectConflict, RestoreFailed
 from checkpointing.manifest import Manifest, read_commit, read_manifest
@@ -147,9 +147,9 @@ def test_large_tensors_are_averaged_on_disk_with_bounded_memory(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = average(store, "run", manifests(store), label="a")
-    monkeypatch.setattr(averaging, "_BATCH", 64)
-    monkeypatch.setattr(averaging, "_MOST_MEMORY", 64)
-    monkeypatch.setattr(averaging, "_CHUNK", 3)
+    monkeypatch.setattr(mean, "_BATCH", 64)
+    monkeypatch.setattr(mean, "_MOST_MEMORY", 64)
+    monkeypatch.setattr(mean, "_CHUNK", 3)
     large = average(store, "run", manifests(store), label="b")
     one, other = averaged(store, small), averaged(store, large)
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)

@@ -12,6 +12,7 @@ from checkpointing.content import content_sha256
 from checkpointing.errors import (
     CommitRefused,
     ManifestInvalid,
+    NothingUsable,
     ObjectMissing,
     RestoreFailed,
     StoreUnavailable,
@@ -113,7 +114,8 @@ def test_a_corrupt_manifest_is_no_commit(cluster: Cluster) -> None:
     outcome = cluster.commit(cluster.upload(5), 5)
     path = cluster.root / outcome.manifest_key
     path.write_bytes(path.read_bytes().replace(b'"world":3', b'"world":4'))
-    assert list_commits(cluster.store, "run") == ()
+    with pytest.raises(NothingUsable, match="1 that cannot be read"):
+        list_commits(cluster.store, "run")
     with pytest.raises(ManifestInvalid, match="CRC"):
         read_manifest(cluster.store, outcome.manifest_key)
 
@@ -124,7 +126,8 @@ def test_a_copied_manifest_is_no_commit_of_another_step(cluster: Cluster) -> Non
     for run, step in (("run", 6), ("other", 5)):
         cluster.store.put_if_absent(keys.manifest_key(run, step, 1), body)
     assert [commit.step for commit in list_commits(cluster.store, "run")] == [5]
-    assert list_commits(cluster.store, "other") == ()
+    with pytest.raises(NothingUsable):
+        list_commits(cluster.store, "other")
     with pytest.raises(RestoreFailed, match="is a copy of"):
         restore_from_store(
             cluster.store, "run", Point(step=6, attempt=1), 0, WORLD, cluster.state(0), None

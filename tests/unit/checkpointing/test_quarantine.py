@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from checkpointing import keys
-from checkpointing.errors import ManifestInvalid, ObjectMissing, StoreMissing
+from checkpointing.errors import ManifestInvalid, NothingUsable, ObjectMissing, StoreMissing
 from checkpointing.quarantine import Quarantined, lift, list_quarantined, quarantine
 from checkpointing.resolver import find_commit, list_commits, read_catalogue
 from checkpointing.store.directory import DirectoryStore
@@ -51,7 +51,8 @@ def test_a_quarantined_step_is_committed_again_by_a_later_attempt(store: Directo
 def test_a_person_may_lift_it(store: DirectoryStore) -> None:
     save(store, "run", 5)
     quarantine(store, "run", 5, 1, why="x", who="y")
-    assert places(store) == []
+    with pytest.raises(NothingUsable, match="1 in quarantine"):
+        places(store)  # and not "no commits", which would begin the run anew
     assert lift(store, "run", 5, 1)
     assert not lift(store, "run", 5, 1)
     assert places(store) == [(5, 1)]
@@ -61,7 +62,8 @@ def test_a_spoilt_record_still_keeps_the_checkpoint_out(store: DirectoryStore) -
     save(store, "run", 5)
     store.put_if_absent(keys.quarantine_key("run", 5, 1), b"spoilt")
     store.put_if_absent("run/quarantine/notes.txt", b"x")
-    assert places(store) == []
+    with pytest.raises(NothingUsable):
+        places(store)
     (record,) = list_quarantined(store, "run")
     assert "cannot be read" in record.why
     body = Quarantined(run="run", step=5, attempt=1, why="w", who="p", at=1.0).pack()
