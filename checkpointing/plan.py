@@ -4,13 +4,13 @@ import hashlib
 import heapq
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, NamedTuple
 
 from checkpointing import leaves as leaf_bytes
 from checkpointing.boxes import Box, whole
-from checkpointing.sharded import as_sharded, is_sharded
+from checkpointing.sharded import Sharded, as_sharded, is_sharded
 from checkpointing.tree import Flat, Node, flatten, unflatten
 
 __all__ = ["Extent", "Flat", "Node", "Plan", "flatten", "make_plan", "owners", "unflatten"]
@@ -67,8 +67,6 @@ class Extent:
         value = {name: getattr(self, name) for name in _FIELDS}
         if self.kind == "shard":
             value |= {name: getattr(self, name) for name in _SHARD_FIELDS}
-        elif self.blocks:
-            value["blocks"] = self.blocks
         return value
 
     @classmethod
@@ -111,20 +109,7 @@ def owners(sizes: Mapping[str, int], world: int) -> dict[str, int]:
 
 def structure_hash(replica: Flat, local: Flat, rank: int, world: int) -> str:
     """Hash everything that a plan depends on."""
-    shapes = [
-        [name, leaf_bytes.dtype_of(leaf), leaf_bytes.shape_of(leaf), *_place(leaf)]
-        for flat in (replica, local)
-        for name, leaf in flat.leaves.items()
-    ]
-    text = json.dumps([rank, world, len(replica.leaves), shapes])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _place(leaf: Any) -> list[Any]:
-    if not is_sharded(leaf):
-        return []
-    piece = as_sharded(leaf)
-    return [piece.shape, piece.start, piece.copy, piece.copies]
+    return _hash(_forms(replica), _forms(local), rank, world)
 
 
 def make_plan(replica: Flat, local: Flat, rank: int, world: int) -> Plan:
@@ -133,50 +118,77 @@ def make_plan(replica: Flat, local: Flat, rank: int, world: int) -> Plan:
     Raises:
         TypeError: The rank's own state holds a piece of a tensor that is spread over the ranks.
     """
-    odd = next((name for name, leaf in local.leaves.items() if is_sharded(leaf)), None)
+    state, own = _forms(replica), _forms(local)
+    odd = next((form.name for form in own if form.piece is not None), None)
     if odd is not None:
         raise TypeError(f"{odd}: a piece of a sharded tensor belongs to the state, not to `local`")
-    found = [*_pieces(replica, rank), *_replicas(replica, world)]
-    found += [_extent(n, x, kind="local", owner=rank) for n, x in local.leaves.items()]
+    found: list[tuple[_Form, Kind, int]] = []
+    found += [(form, "shard", _uploader(form, rank)) for form in state if form.piece is not None]
+    whole = [form for form in state if form.piece is None]
+    owner = owners({form.name: form.nbytes for form in whole}, world)
+    found += [(form, "replica", owner[form.name]) for form in whole]
+    found += [(form, "local", rank) for form in own]
+    found.sort(key=lambda one: (one[2] != rank, one[1] == "local"))
     extents, offset = [], 0
-    for extent in sorted(found, key=lambda e: (e.owner != rank, e.kind == "local")):
-        align = ALIGN if extent.nbytes >= ALIGN else SMALL_ALIGN
+    for form, kind, uploader in found:
+        align = ALIGN if form.nbytes >= ALIGN else SMALL_ALIGN
         offset = -(-offset // align) * align
-        extents.append(replace(extent, offset=offset))
-        offset += extent.nbytes
+        extents.append(_extent(form, kind, uploader, offset))
+        offset += form.nbytes
     return Plan(
-        structure=structure_hash(replica, local, rank, world),
+        structure=_hash(state, own, rank, world),
         extents=tuple(extents),
         data_nbytes=-(-offset // ALIGN) * ALIGN,
     )
 
 
-def _replicas(state: Flat, world: int) -> list[Extent]:
-    leaves = {n: leaf for n, leaf in state.leaves.items() if not is_sharded(leaf)}
-    owner = owners({n: leaf_bytes.nbytes_of(leaf) for n, leaf in leaves.items()}, world)
-    return [_extent(n, leaf, kind="replica", owner=owner[n]) for n, leaf in leaves.items()]
+class _Form(NamedTuple):
+    """What a plan has to know of a leaf."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    piece: Sharded | None
 
 
-def _pieces(state: Flat, rank: int) -> list[Extent]:
-    """Lay out sharded tensors; of the ranks with the same piece one uploads it, in turn by name."""
-    found = []
-    for name, leaf in state.leaves.items():
-        if not is_sharded(leaf):
-            continue
-        piece = as_sharded(leaf)
-        chosen = zlib.crc32(f"{name} {piece.start}".encode()) % piece.copies
-        extent = _extent(name, leaf, kind="shard", owner=rank if chosen == piece.copy else -1)
-        found.append(replace(extent, whole=piece.shape, start=piece.start))
-    return found
+def _forms(flat: Flat) -> list[_Form]:
+    return [
+        _Form(name, *leaf_bytes.form_of(leaf), as_sharded(leaf) if is_sharded(leaf) else None)
+        for name, leaf in flat.leaves.items()
+    ]
 
 
-def _extent(name: str, leaf: Any, *, kind: Kind, owner: int) -> Extent:
+def _hash(state: Sequence[_Form], own: Sequence[_Form], rank: int, world: int) -> str:
+    shapes = [
+        [form.name, form.dtype, form.shape, *_place(form.piece)]
+        for forms in (state, own)
+        for form in forms
+    ]
+    text = json.dumps([rank, world, len(state), shapes])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _place(piece: Sharded | None) -> list[Any]:
+    return [] if piece is None else [piece.shape, piece.start, piece.copy, piece.copies]
+
+
+def _uploader(form: _Form, rank: int) -> int:
+    """Of the ranks with the same piece one uploads it, in turn by name."""
+    assert form.piece is not None
+    chosen = zlib.crc32(f"{form.name} {form.piece.start}".encode()) % form.piece.copies
+    return rank if chosen == form.piece.copy else -1
+
+
+def _extent(form: _Form, kind: Kind, owner: int, offset: int) -> Extent:
     return Extent(
-        name=name,
+        name=form.name,
         kind=kind,
         owner=owner,
-        dtype=leaf_bytes.dtype_of(leaf),
-        shape=leaf_bytes.shape_of(leaf),
-        offset=0,
-        nbytes=leaf_bytes.nbytes_of(leaf),
+        dtype=form.dtype,
+        shape=form.shape,
+        offset=offset,
+        nbytes=form.nbytes,
+        whole=form.piece.shape if form.piece else (),
+        start=form.piece.start if form.piece else (),
     )

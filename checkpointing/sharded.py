@@ -73,6 +73,8 @@ def as_sharded(value: Any) -> Sharded:
         if placement.is_replicate():
             copy = copy * mesh.size(dim) + (coordinate[dim] if coordinate else 0)
             copies *= mesh.size(dim)
+    if coordinate is None:  # a mesh of other ranks: nothing of it lies here
+        local = local.new_empty((0,) * len(shape))
     start = offset if local.numel() else (0,) * len(shape)
     return Sharded(
         local=local,

@@ -104,6 +104,8 @@ def fill_from_store(
                 future.result()
             for item, futures in zip(jobs.large, pieces, strict=True):
                 _check(item, combine(future.result() for future in futures))
+            for shared in _by_extent(jobs.alone):
+                _fill_whole(store, pool, shared)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -117,15 +119,17 @@ class _Jobs:
         together: Extents that are read whole, with their neighbours.
         large: Extents that are read in pieces, straight into place.
         parts: Some blocks of large extents.
+        alone: Parts of large extents of which no blocks are known: read whole, one after another.
     """
 
     together: list[Wanted | Part]
     large: list[Wanted]
     parts: list[Part]
+    alone: list[Part]
 
 
 def _jobs(wanted: Iterable[Wanted], parts: Iterable[Part]) -> _Jobs:
-    jobs = _Jobs([], [], [])
+    jobs = _Jobs([], [], [], [])
     for item in (*wanted, *map(_straight, parts)):
         if not item.extent.nbytes:
             continue
@@ -135,8 +139,8 @@ def _jobs(wanted: Iterable[Wanted], parts: Iterable[Part]) -> _Jobs:
             jobs.large.append(item)
         elif item.extent.blocks or item.extent.nbytes <= BLOCK:
             jobs.parts.append(item)
-        else:  # its only CRC is that of the whole
-            jobs.together.append(item)
+        else:
+            jobs.alone.append(item)
     return jobs
 
 
@@ -182,6 +186,25 @@ def _take(part: Part, raw: Bytes, offset: int) -> None:
     part.out[...] = np.ndarray(
         part.box.shape, dtype=part.out.dtype, buffer=raw.data, offset=offset, strides=strides
     )
+
+
+def _by_extent(parts: Iterable[Part]) -> Iterable[list[Part]]:
+    found: dict[tuple[str, int], list[Part]] = {}
+    for part in parts:
+        found.setdefault((part.key, part.extent.offset), []).append(part)
+    return found.values()
+
+
+def _fill_whole(store: ObjectStore, pool: ThreadPoolExecutor, parts: Sequence[Part]) -> None:
+    """Read an extent for parts of it."""
+    extent = parts[0].extent
+    raw = np.empty(extent.nbytes, dtype=np.uint8)
+    item = Wanted(extent=extent, key=parts[0].key, out=raw)
+    futures = [pool.submit(_fill_piece, store, item, start) for start in _starts(item)]
+    _check(item, combine(future.result() for future in futures))
+    for part in parts:
+        begin, _ = row_range(part.box, extent.shape)
+        _take(part, raw, begin * part.out.itemsize)
 
 
 def _starts(item: Wanted) -> range:

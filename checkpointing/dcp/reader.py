@@ -1,29 +1,36 @@
 """DCP's way out of a store: `dcp.load(state, storage_reader=EverstepReader("s3://bucket/prefix"))`."""
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from checkpointing import leaves
-from checkpointing.boxes import Box, whole
-from checkpointing.dcp import values
+from checkpointing.dcp import native, values
 from checkpointing.dcp.document import Chunk, unpack
 from checkpointing.dcp.exchange import fetch_once
-from checkpointing.dcp.location import Location, Where, as_url, bounded, newest, supported
+from checkpointing.dcp.location import (
+    Commit,
+    Location,
+    Where,
+    as_url,
+    bounded,
+    newest,
+    supported,
+)
+from checkpointing.dcp.targets import Target, batches, target_for
 from checkpointing.errors import ManifestInvalid, RestoreFailed
+from checkpointing.manifest import Manifest
+from checkpointing.resolver import CommitInfo
 from checkpointing.sources import Part, Wanted, fill_from_store
 from checkpointing.store.base import ObjectStore
-
-_SCRATCH: Final = 1 << 30  # what does not go straight into place is read in batches of this
 
 
 class EverstepReader(StorageReader):
@@ -33,7 +40,9 @@ class EverstepReader(StorageReader):
     this rank needs is read, in parallel, into the tensors themselves where they are CPU memory.
 
     Args:
-        url: As for `EverstepWriter`.
+        url: As for `EverstepWriter`; with `run` that of the run's store.
+        run: Name of a run whose own checkpoints, those of `Checkpointer`, are to be read.
+        step: Which of them; else the newest.
         endpoint_url: S3 endpoint; else `AWS_ENDPOINT_URL`, else AWS.
         region: S3 region.
         allow_cast: Convert where the dtype of a tensor is not the stored one, which is an error
@@ -45,6 +54,8 @@ class EverstepReader(StorageReader):
         self,
         url: Where = "",
         *,
+        run: str | None = None,
+        step: int | None = None,
         endpoint_url: str | None = None,
         region: str | None = None,
         allow_cast: bool = False,
@@ -54,10 +65,12 @@ class EverstepReader(StorageReader):
         base = as_url(url) if url else ""
         self._base = Location(url=base, endpoint_url=endpoint_url, region=region)
         self._location = self._base
+        self._run = run
+        self._step = step
         self._allow_cast = allow_cast
         self._deadline_s = deadline_s
         self._commit = ""
-        self._chunks: dict[MetadataIndex, Chunk] = {}
+        self._stored: dict[MetadataIndex, Chunk | native.Inline] = {}
 
     @property
     def checkpoint_id(self) -> str:
@@ -95,7 +108,7 @@ class EverstepReader(StorageReader):
         **__: Any,
     ) -> None:
         """Take what `read_metadata` returned."""
-        self._chunks = metadata.storage_data
+        self._stored = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Say which save this rank is about to read."""
@@ -129,10 +142,18 @@ class EverstepReader(StorageReader):
 
     def _read_metadata(self) -> Metadata:
         store = self._location.open()
-        commit = newest(store, self._location.url)
+        commit: Commit | CommitInfo
+        if self._run is None:
+            commit = newest(store, self._location.url)
+        else:
+            commit = native.find(store, self._run, self._step)
         where = f"{self._location.url}/{commit.key}"
+        packed = fetch_once(where, lambda: store.get(commit.key))
         try:
-            metadata = unpack(fetch_once(where, lambda: store.get(commit.key)))
+            if self._run is None:
+                metadata = unpack(packed)
+            else:
+                metadata = native.metadata_of(Manifest.unpack(packed))
         except ManifestInvalid as error:
             raise ManifestInvalid(f"{where}: {error}") from error
         self._commit = commit.key
@@ -144,7 +165,7 @@ class EverstepReader(StorageReader):
         plain = [item for item in plan.items if item.type is LoadItemType.BYTE_IO]
         self._read_values(store, plain, planner)
         tensors = (item for item in plan.items if item.type is not LoadItemType.BYTE_IO)
-        for batch in _batches(self._target(item, planner) for item in tensors):
+        for batch in batches(self._target(item, planner) for item in tensors):
             wanted = [target.source for target in batch if isinstance(target.source, Wanted)]
             parts = [target.source for target in batch if isinstance(target.source, Part)]
             fill_from_store(store, wanted, parts)
@@ -157,31 +178,30 @@ class EverstepReader(StorageReader):
     def _read_values(
         self, store: ObjectStore, items: Sequence[ReadItem], planner: LoadPlanner
     ) -> None:
-        found = [self._chunk(item) for item in items]
-        room = [np.empty(chunk.nbytes, np.uint8) for chunk in found]
-        names = [item.storage_index.fqn for item in items]
-        fill_from_store(
-            store,
-            [
-                Wanted(extent=chunk.extent(name), key=chunk.stored.key, out=out)
-                for chunk, out, name in zip(found, room, names, strict=True)
-            ],
-        )
-        for item, out in zip(items, room, strict=True):
-            stream = io.BytesIO()
-            # The planner unpickles what it is given: never what was stored, but this, made here.
-            torch.save(values.unpack(out.tobytes()), stream)
-            stream.seek(0)
-            planner.load_bytes(item, stream)
+        wanted: list[Wanted] = []
+        for item in items:
+            found = self._found(item)
+            if isinstance(found, native.Inline):
+                _give(planner, item, found.value)
+                continue
+            out = np.empty(found.nbytes, np.uint8)
+            extent = found.extent(item.storage_index.fqn)
+            wanted.append(Wanted(extent=extent, key=found.stored.key, out=out))
+        fill_from_store(store, wanted)
+        stored = (i for i in items if not isinstance(self._found(i), native.Inline))
+        for item, filled in zip(stored, wanted, strict=True):
+            _give(planner, item, values.unpack(filled.out.tobytes()))
 
-    def _chunk(self, item: ReadItem) -> Chunk:
-        found = self._chunks.get(item.storage_index)
+    def _found(self, item: ReadItem) -> Chunk | native.Inline:
+        found = self._stored.get(item.storage_index)
         if found is None:
             raise RestoreFailed(f"{item.storage_index.fqn}: planned, and not in the checkpoint")
         return found
 
-    def _target(self, item: ReadItem, planner: LoadPlanner) -> "_Target":
-        chunk, name = self._chunk(item), item.storage_index.fqn
+    def _target(self, item: ReadItem, planner: LoadPlanner) -> Target:
+        chunk, name = self._found(item), item.storage_index.fqn
+        if isinstance(chunk, native.Inline):
+            raise RestoreFailed(f"{name}: no tensor in the checkpoint")
         tensor = planner.resolve_tensor(item).detach()
         if tuple(tensor.shape) != tuple(item.lengths):
             raise RestoreFailed(
@@ -193,67 +213,12 @@ class EverstepReader(StorageReader):
                 f"{name}: stored as {chunk.dtype}, the state has {dtype}; nothing is cast unless "
                 "EverstepReader(..., allow_cast=True) asks for it"
             )
-        return _target(item, chunk, tensor, same=dtype == chunk.dtype)
+        return target_for(item, chunk, tensor, same=dtype == chunk.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """A piece of a live tensor and what fills it.
-
-    Attributes:
-        item: What DCP wants.
-        tensor: The piece.
-        scratch: Is filled first and then copied, where the piece cannot be filled by itself.
-        source: What is read.
-    """
-
-    item: ReadItem
-    tensor: torch.Tensor
-    scratch: torch.Tensor | None
-    source: Wanted | Part
-
-
-def _target(item: ReadItem, chunk: Chunk, tensor: torch.Tensor, *, same: bool) -> _Target:
-    items = _raw_items(tensor) if same else None
-    scratch = None
-    if items is None:
-        scratch = torch.empty(tuple(tensor.shape), dtype=values.dtype_named(chunk.dtype))
-        items = _raw_items(scratch)
-        assert items is not None
-    box = Box(tuple(item.storage_offsets), tuple(item.lengths))
-    extent, key = chunk.extent(item.storage_index.fqn), chunk.stored.key
-    source: Wanted | Part = Part(extent=extent, key=key, box=box, out=items)
-    if box == whole(chunk.shape) and items.flags.c_contiguous:
-        source = Wanted(extent=extent, key=key, out=items.reshape(-1).view(np.uint8))
-    return _Target(item=item, tensor=tensor, scratch=scratch, source=source)
-
-
-def _raw_items(tensor: torch.Tensor) -> NDArray[np.void] | None:
-    """Return a tensor's elements in place, as so many bytes each; None when they are elsewhere."""
-    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
-        return None
-    size = tensor.element_size()
-    if not tensor.numel():
-        return np.empty(tuple(tensor.shape), f"V{size}")
-    sized = _SIZED.get(size)
-    array: NDArray[Any] = (tensor.view(sized) if sized else tensor).numpy()
-    items: NDArray[np.void] = array.view(f"V{size}")
-    return items
-
-
-_SIZED: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _batches(targets: Iterable[_Target]) -> Iterator[list[_Target]]:
-    """Yield what is read together: as much as there is, but little that has to be copied again."""
-    batch: list[_Target] = []
-    room = 0
-    for target in targets:
-        size = target.scratch.nbytes if target.scratch is not None else 0
-        if batch and room + size > _SCRATCH:
-            yield batch
-            batch, room = [], 0
-        batch.append(target)
-        room += size
-    if batch:
-        yield batch
+def _give(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
+    stream = io.BytesIO()
+    # The planner unpickles what it is given: never what was stored, but this, made here.
+    torch.save(value, stream)
+    stream.seek(0)
+    planner.load_bytes(item, stream)

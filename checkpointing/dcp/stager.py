@@ -6,11 +6,7 @@ tensor in it is gone, which is when DCP is done with the save.
 """
 
 import copy
-import gc
-import logging
 import os
-import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,15 +20,11 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
+from checkpointing.dcp.buffers import Pool
 from checkpointing.dcp.daemon import ensure_daemon
-from checkpointing.errors import StageBusy
 
 _ALIGN: Final = 64
 _PIECE: Final = 16 << 20
-_BUFFERS: Final = 2
-_POLL_S: Final = 0.01
-_SHARED: Final = "/dev/shm"  # noqa: S108 - where torch puts it
-_log = logging.getLogger(__name__)
 
 
 class EverstepStager(AsyncStager):
@@ -59,7 +51,7 @@ class EverstepStager(AsyncStager):
         self._process = process
         self._group = process_group
         self._deadline_s = deadline_s
-        self._pool = _Pool()
+        self._pool = Pool()
         self._overlap = ThreadPoolExecutor(1, thread_name_prefix="dcp-stage") if overlap else None
         self._staging: Future[dict[str, Any]] | None = None
 
@@ -95,7 +87,7 @@ class EverstepStager(AsyncStager):
         """Give the memory back, once nobody reads it any more."""
         if self._overlap is not None:
             self._overlap.shutdown(wait=True)
-        self._pool = _Pool()
+        self._pool = Pool()
 
     @torch.no_grad()
     def _stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -125,80 +117,6 @@ def shared_stager() -> EverstepStager:
 
 class _Holder:
     """Lives as long as the tensors of one save."""
-
-
-class _Pool:
-    """At most two buffers, made larger when need be."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: list[torch.Tensor] = []
-        self._made = 0
-
-    def take(self, nbytes: int, deadline_s: float) -> torch.Tensor:
-        """Return a buffer that nobody reads."""
-        deadline = time.monotonic() + deadline_s
-        cleaned = False
-        while (buffer := self._try(nbytes)) is None:
-            if not cleaned:
-                gc.collect()  # a failed save's traceback may hold one
-                cleaned = True
-            elif time.monotonic() > deadline:
-                raise StageBusy(
-                    f"{_BUFFERS} earlier saves are not done after {deadline_s:g} s; wait for the "
-                    "future of a save before the one after the next"
-                )
-            else:
-                time.sleep(_POLL_S)
-        if buffer.numel() >= nbytes:
-            return buffer
-        del buffer  # its memory is needed
-        try:
-            return _memory(nbytes)
-        except BaseException:
-            with self._lock:
-                self._made -= 1
-            raise
-
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back."""
-        # The garbage collector may call this in the middle of `_try`: without the lock, at the end.
-        self._free.append(buffer)
-
-    def _try(self, nbytes: int) -> torch.Tensor | None:
-        with self._lock:
-            sizes = sorted((buffer.numel(), n) for n, buffer in enumerate(self._free))
-            fitting = next((n for size, n in sizes if size >= nbytes), None)
-            if fitting is None and self._made < _BUFFERS:
-                self._made += 1
-                return torch.empty(0, dtype=torch.uint8)
-            if not sizes:
-                return None
-            return self._free.pop(sizes[0][1] if fitting is None else fitting)
-
-
-def _memory(nbytes: int) -> torch.Tensor:
-    """Return a new buffer, shared where there is room for it, registered with CUDA where that is.
-
-    Freshly mapped memory is touched here once, and not in every save.
-    """
-    size = max(nbytes, _ALIGN)
-    buffer = torch.empty(size, dtype=torch.uint8)
-    try:
-        stat = os.statvfs(_SHARED)
-        if stat.f_bavail * stat.f_frsize < size:
-            raise OSError(f"{_SHARED} is too small")
-        buffer.share_memory_()  # type: ignore[no-untyped-call]
-    except (OSError, RuntimeError) as error:
-        _log.warning("staging in private memory, which process mode copies once more: %s", error)
-        buffer.zero_()
-    if torch.cuda.is_available():
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if int(runtime.cudaHostRegister(buffer.data_ptr(), size, 0)) == 0:
-            address = buffer.data_ptr()
-            storage = buffer.untyped_storage()
-            weakref.finalize(storage, runtime.cudaHostUnregister, address).atexit = False
-    return buffer
 
 
 def _view(buffer: torch.Tensor, place: int, tensor: torch.Tensor, holder: _Holder) -> torch.Tensor:

@@ -7,32 +7,23 @@ then commit a checkpoint that misses tensors.
 import secrets
 import time
 import warnings
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from checkpointing import leaves
-from checkpointing.checksum import combine, crc64
-from checkpointing.dcp import values
-from checkpointing.dcp.document import VALUE, Chunk, StoredObject, pack
+from checkpointing.dcp.document import Chunk, pack
 from checkpointing.dcp.location import Location, Where, as_url, bounded, put_commit, supported
+from checkpointing.dcp.sending import batches, pack_values, send
 from checkpointing.dcp.stager import shared_stager
-from checkpointing.store.base import ObjectStore
 
 _Staged = dict[str, Any] | ThreadFuture[dict[str, Any]]
-_OBJECT: Final = 1 << 30  # more goes into another object, copied while this one is sent
-_STEP: Final = 1 << 20
 
 
 class EverstepWriter(StorageWriter, AsyncStager):
@@ -181,111 +172,15 @@ class EverstepWriter(StorageWriter, AsyncStager):
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         store = self._location.open(make=True)
-        packed = [(item, _packed(item, planner)) for item in plan.items if _is_value(item)]
+        packed = pack_values(plan, planner)
         folder = f"data/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(8)}"
         results: list[WriteResult] = []
         with ThreadPoolExecutor(1, thread_name_prefix="dcp-upload") as pool:
             sending: ThreadFuture[list[WriteResult]] | None = None
-            for number, batch in enumerate(_batches(packed, plan, planner)):
+            for number, batch in enumerate(batches(packed, plan, planner)):
                 key = f"{folder}/rank-{self._rank:05d}-{number:04d}.bin"
                 if sending is not None:
                     results += sending.result()  # while the next was copied
-                sending = pool.submit(_send, store, key, batch)
+                sending = pool.submit(send, store, key, batch)
             results += sending.result() if sending is not None else []
         return results
-
-
-_Batch = list[tuple[WriteItem, str, NDArray[np.uint8]]]
-
-
-def _is_value(item: WriteItem) -> bool:
-    return item.type is WriteItemType.BYTE_IO
-
-
-def _packed(item: WriteItem, planner: SavePlanner) -> NDArray[np.uint8]:
-    """Return a Python value as JSON; the planner would pickle it."""
-    look = getattr(planner, "lookup_object", None)
-    if look is None:
-        raise TypeError(
-            f"{item.index.fqn}: {type(planner).__name__} gives Python values pickled only; use a "
-            "planner derived from DefaultSavePlanner"
-        )
-    return np.frombuffer(values.pack(look(item.index), item.index.fqn), np.uint8)
-
-
-def _batches(
-    packed: Sequence[tuple[WriteItem, NDArray[np.uint8]]], plan: SavePlan, planner: SavePlanner
-) -> Iterator[_Batch]:
-    """Yield what goes into one object each; tensors that are no plain CPU memory are copied."""
-    batch: _Batch = [(item, VALUE, data) for item, data in packed]
-    nbytes = sum(data.nbytes for _, _, data in batch)
-    for item in plan.items:
-        if _is_value(item):
-            continue
-        dtype, data = _bytes(item, planner)
-        if batch and nbytes + data.nbytes > _OBJECT:
-            yield batch
-            batch, nbytes = [], 0
-        batch.append((item, dtype, data))
-        nbytes += data.nbytes
-    if batch:
-        yield batch
-
-
-def _bytes(item: WriteItem, planner: SavePlanner) -> tuple[str, NDArray[np.uint8]]:
-    tensor = planner.resolve_data(item)
-    if isinstance(tensor, AsyncCollectiveTensor):
-        tensor = tensor.wait()
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{item.index.fqn}: the planner gave a {type(tensor).__name__}")
-    tensor = tensor.detach()
-    problem = leaves.unsupported(tensor)
-    if problem is not None:
-        raise TypeError(f"{item.index.fqn}: {problem}")
-    if item.tensor_data is not None and tuple(tensor.shape) != tuple(item.tensor_data.chunk.sizes):
-        raise TypeError(f"{item.index.fqn}: the planner gave {list(tensor.shape)}, not its plan")
-    data = leaves.bytes_of(tensor)
-    if data is None:
-        data = np.empty(leaves.nbytes_of(tensor), np.uint8)
-        leaves.copy_out(tensor, data)
-    return leaves.dtype_of(tensor), data
-
-
-def _send(store: ObjectStore, key: str, batch: _Batch) -> list[WriteResult]:
-    """Upload the items of one object, and say where each of them is."""
-    sums = [_sums(data) for _, _, data in batch]
-    sizes = [data.nbytes for _, _, data in batch]
-    crc = combine(zip((crc for crc, _ in sums), sizes, strict=True))
-    stored = StoredObject(key=key, nbytes=sum(sizes), crc64=crc)
-    # The CRC goes along: bytes that change from now on are refused.
-    store.upload(key, [data.data for _, _, data in batch if data.nbytes], crc)
-    results, offset = [], 0
-    for (item, dtype, data), (item_crc, blocks) in zip(batch, sums, strict=True):
-        shape = tuple(item.tensor_data.chunk.sizes) if item.tensor_data else (data.nbytes,)
-        chunk = Chunk(
-            stored=stored,
-            offset=offset,
-            nbytes=data.nbytes,
-            crc64=item_crc,
-            dtype=dtype,
-            shape=shape,
-            blocks=blocks,
-        )
-        results.append(WriteResult(item.index, data.nbytes, chunk))
-        offset += data.nbytes
-    return results
-
-
-def _sums(data: NDArray[np.uint8]) -> tuple[int, tuple[int, ...]]:
-    """Return the CRC of some bytes, and those of their blocks when there are several."""
-    blocks = []
-    for begin in range(0, data.nbytes, leaves.BLOCK):
-        crc = 0
-        for start in range(begin, min(begin + leaves.BLOCK, data.nbytes), _STEP):
-            end = min(start + _STEP, begin + leaves.BLOCK, data.nbytes)
-            crc = crc64(data[start:end].data, crc)
-        blocks.append(crc)
-    if len(blocks) < 2:
-        return (blocks or [0])[0], ()
-    sizes = [min(leaves.BLOCK, data.nbytes - n * leaves.BLOCK) for n in range(len(blocks))]
-    return combine(zip(blocks, sizes, strict=True)), tuple(blocks)

@@ -236,3 +236,26 @@ def two_quick_saves(folder: str) -> tuple[bool, str, str]:
     for future in futures:
         getattr(future, "upload_completion", future).result(timeout=90)
     return ready, "saved", "saved"
+
+
+def restore_run(folder: str, run: str, step: int, layout: str) -> dict[str, str]:
+    """Restore a migrated checkpoint by the engine's own path."""
+    from checkpointing.restore import Point, restore_from_store
+    from checkpointing.store.directory import DirectoryStore
+
+    training = Training(layout, seed=99, steps=1)
+    state = training.state()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    point = Point(step=step, attempt=1)
+    restore_from_store(DirectoryStore(Path(folder)), run, point, rank, world, state, None)
+    training.take(state)
+    return training.sums()
+
+
+def load_run(folder: str, run: str, layout: str) -> dict[str, str]:
+    """Load what the engine saved through DCP."""
+    training = Training(layout, seed=99, steps=1)
+    state = training.state()
+    dcp.load(state, storage_reader=EverstepReader(folder, run=run))
+    training.take(state)
+    return training.sums()

@@ -107,7 +107,7 @@ def test_a_part_that_is_not_stored_fails_the_save(
         real(self, key, parts, crc64)
 
     monkeypatch.setattr(DirectoryStore, "upload", flaky)
-    monkeypatch.setattr("checkpointing.dcp.writer._OBJECT", 4500)  # three objects
+    monkeypatch.setattr("checkpointing.dcp.sending.OBJECT", 4500)  # three objects
     state = {f"w{n}": torch.randn(1000 + n) for n in range(3)}
     fails(lambda: save(state, tmp_path), StoreUnavailable, "503 SlowDown")
     assert not commits(tmp_path)
