@@ -177,8 +177,9 @@ class Checkpointer:
             name: A `Phase`, as "eval".
             allowed_s: After this it counts as hung.
         """
+        phase = Phase(name)
         if self._heart is None:
             yield
             return
-        with self._heart.phase(Phase(name), allowed_s):
+        with self._heart.phase(phase, allowed_s):
             yield

@@ -1,6 +1,7 @@
 """Tensors and arrays as plain bytes. torch is used only when the state has torch tensors."""
 
 import sys
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -48,7 +49,7 @@ def dtype_of(leaf: Any) -> str:
     leaf = plain(leaf)
     if isinstance(leaf, np.ndarray):
         return str(leaf.dtype.name)
-    return str(leaf.dtype).removeprefix("torch.")
+    return _torch_name(leaf.dtype)
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
@@ -63,6 +64,19 @@ def nbytes_of(leaf: Any) -> int:
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes
     return int(leaf.numel()) * int(leaf.element_size())
+
+
+def form_of(leaf: Any) -> tuple[str, tuple[int, ...], int]:
+    """Return dtype, shape and bytes of what is held here, looking only once."""
+    held = plain(leaf)
+    if isinstance(held, np.ndarray):
+        return str(held.dtype.name), held.shape, held.nbytes
+    return _torch_name(held.dtype), tuple(held.shape), held.numel() * held.element_size()
+
+
+@cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def empty(kind: str, dtype: str, shape: tuple[int, ...]) -> Any:

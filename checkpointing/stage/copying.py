@@ -14,7 +14,7 @@ from checkpointing.plan import Extent
 from checkpointing.stage.crew import Task
 from checkpointing.stage.meta import Sum, block_count
 
-_CHUNK: Final = 1 << 20  # copied and summed piece by piece, while it is in the cache
+_CHUNK: Final = 2 << 20  # copied and summed piece by piece, while it is in the cache
 _LONG_CHUNK: Final = 4 << 20  # beside a training step each turn of a thread costs a wait
 _SMALL: Final = 64 << 10
 _BATCH: Final = 1024

@@ -80,11 +80,11 @@ class Flight:
             self._summed.set()
             self._land()
 
-        crew.start(copies, copied)
-        if sums:
-            crew.start(sums, summed)
-        else:
-            summed(None)
+        for tasks, then in ((copies, copied), (sums, summed)):
+            if tasks:
+                crew.start(tasks, then)
+            else:
+                then(None)
 
     def fence(self) -> None:
         """Wait until the state may change; for a GPU only what is queued from now on waits."""
@@ -118,6 +118,8 @@ class Flight:
             self.fence()
         self._copied.wait()
         self._summed.wait()
+        if not abandon:
+            self._land()  # the thread that was last may not have come to it yet
         with self._lock:
             self._is_settled = True
         if self._errors:

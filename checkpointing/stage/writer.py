@@ -217,8 +217,7 @@ class ArenaWriter:
         unsent = _wait_until_sent(old)
         if unsent and not must:
             return None
-        if unsent:
-            _log.warning("the state has grown; given up before their upload: steps %s", unsent)
+        _give_up(unsent)
         self._path.unlink(missing_ok=True)
         self.close()
         return chosen
@@ -233,6 +232,7 @@ def _take(path: Path, capacities: Capacities) -> None:
 
 def _carry_over(old: MappedArena, new: MappedArena) -> None:
     """Copy the newest snapshots, so that growing costs none that is not in the store yet."""
+    _give_up(_wait_until_sent(old, besides=new.capacities.slots))
     for index, staged in reversed(list(enumerate(old.staged()[: new.capacities.slots]))):
         meta_nbytes, meta_crc = old.headers[staged.index].meta()
         if staged.nbytes > new.capacities.data or meta_nbytes > new.capacities.meta:
@@ -256,10 +256,20 @@ def _carry_over(old: MappedArena, new: MappedArena) -> None:
             header.mark(header.record.sequence, staged.upload_state)
 
 
-def _wait_until_sent(arena: MappedArena) -> list[int]:
-    """Wait a bounded time for the uploader; return the steps that it did not get to."""
+def _give_up(steps: list[int]) -> None:
+    if steps:
+        _log.warning("the state has grown; given up before their upload: steps %s", steps)
+
+
+def _wait_until_sent(arena: MappedArena, besides: int = 0) -> list[int]:
+    """Wait a bounded time for the uploader; return the steps that it did not get to.
+
+    Args:
+        arena: What it sends.
+        besides: So many of the newest snapshots need not be sent.
+    """
     deadline = time.monotonic() + _UNSENT_S
-    while unsent := [s.step for s in arena.staged() if s.upload_state not in _DONE]:
+    while unsent := [s.step for s in arena.staged()[besides:] if s.upload_state not in _DONE]:
         if time.monotonic() >= deadline:
             break
         time.sleep(_POLL_S)
