@@ -12,10 +12,17 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import boto3
+import botocore.session
 from awscrt.auth import AwsCredentials, AwsCredentialsProvider
 from awscrt.exceptions import AwsCrtError
 from awscrt.http import HttpHeaders, HttpRequest
-from awscrt.io import ClientBootstrap, DefaultHostResolver, EventLoopGroup
+from awscrt.io import (
+    ClientBootstrap,
+    ClientTlsContext,
+    DefaultHostResolver,
+    EventLoopGroup,
+    TlsContextOptions,
+)
 from awscrt.s3 import (
     S3Client,
     S3RequestTlsMode,
@@ -36,6 +43,12 @@ _BUFFERS: Final = 64 << 20
 _MEMORY_LIMIT: Final = 1 << 30  # the least that the client accepts; it takes what is in flight only
 _SLOWEST_BYTES_PER_S: Final = 256 << 10
 _POLL_S: Final = 0.2
+_WORDS: Final = {
+    "AWS_ERROR_S3_SLOW_DOWN": ("SlowDown", 503),
+    "AWS_ERROR_S3_INTERNAL_ERROR": ("InternalError", 500),
+    "AWS_ERROR_S3_REQUEST_TIMEOUT": ("RequestTimeout", 400),
+    "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED": ("RequestTimeTooSkewed", 403),
+}
 
 
 class AwscrtPlane:
@@ -103,10 +116,10 @@ class AwscrtPlane:
                 raise GaveUp(target.key) from None
             except S3ResponseError as error:
                 raise _client_error(error) from error
-            except AwsCrtError:
+            except AwsCrtError as error:
                 if cancelled.is_set():
                     raise GaveUp(target.key) from None
-                raise
+                raise (_known(error) or error) from error
             return
 
     def _place(self, target: Target) -> tuple[Any, str]:
@@ -126,12 +139,14 @@ class AwscrtPlane:
         with self._lock:
             if self._client is None:
                 secure = str(control.meta.endpoint_url).startswith("https:")
+                tls = _tls() if secure else None
                 loops = EventLoopGroup(1)
                 region = str(control.meta.region_name)
                 self._client = S3Client(
                     bootstrap=ClientBootstrap(loops, DefaultHostResolver(loops)),
                     region=region,
                     tls_mode=S3RequestTlsMode.ENABLED if secure else S3RequestTlsMode.DISABLED,
+                    tls_connection_options=tls,
                     signing_config=create_default_s3_signing_config(
                         region=region, credential_provider=_provider()
                     ),
@@ -181,6 +196,14 @@ class _Taken:
         self._room.give(self._nbytes)
 
 
+def _tls() -> Any:
+    """Return the TLS of a client; it trusts the same certificates as boto3."""
+    options = TlsContextOptions()
+    if bundle := botocore.session.Session().get_config_variable("ca_bundle"):
+        options.override_default_trust_store_from_path(None, str(bundle))
+    return ClientTlsContext(options).new_connection_options()
+
+
 def _provider() -> Any:
     """Return credentials of the same chain as boto3's, looked up whenever something is signed."""
     credentials = boto3.session.Session().get_credentials()
@@ -192,6 +215,15 @@ def _provider() -> Any:
         return AwsCredentials(frozen.access_key, frozen.secret_key, frozen.token)
 
     return AwsCredentialsProvider.new_delegate(current)
+
+
+def _known(error: Any) -> ClientError | None:
+    """Return the store's word for what the client calls by a name of its own, without headers."""
+    if error.name not in _WORDS:
+        return None
+    code, status = _WORDS[error.name]
+    response: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "PutObject")
 
 
 def _client_error(error: Any) -> ClientError:

@@ -4,7 +4,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from typing import Any, Final, cast
+from typing import Final
 
 from checkpointing import checksum
 from checkpointing.errors import (
@@ -20,6 +20,7 @@ from checkpointing.store.multipart import MultipartUpload, Sender, part_nbytes
 from checkpointing.store.pace import Pacer
 from checkpointing.store.s3_client import Connection
 from checkpointing.store.s3_errors import KeyExists, UploadGone
+from checkpointing.store.s3_pages import OBJECTS, UPLOADS, pages
 from checkpointing.store.transfer import Tally, Transfer
 from checkpointing.store.window import Window, split
 
@@ -159,24 +160,17 @@ class S3Store:
         return self._s3.retry(head)
 
     def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
-        """Return all objects below a prefix, page by page."""
-        found: list[ObjectInfo] = []
-        token: str | None = None
-        while True:
-            page = self._page(prefix, token)
-            found += [
-                ObjectInfo(
-                    key=item["Key"].removeprefix(self._s3.prefix),
-                    nbytes=item["Size"],
-                    modified_at=item["LastModified"].timestamp(),
-                )
-                for item in page.get("Contents", [])
-            ]
-            before, token = token, page.get("NextContinuationToken")
-            if not page.get("IsTruncated"):
-                return tuple(sorted(found, key=lambda info: info.key))
-            if not token or token == before:
-                raise StoreUnavailable(f"{self._s3.where}: broke off the list of {prefix}")
+        """Return all objects below a prefix."""
+        found = [
+            ObjectInfo(
+                key=item["Key"].removeprefix(self._s3.prefix),
+                nbytes=item["Size"],
+                modified_at=item["LastModified"].timestamp(),
+            )
+            for page in pages(self._s3, prefix, OBJECTS)
+            for item in page.get("Contents", [])
+        ]
+        return tuple(sorted(found, key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
@@ -188,28 +182,17 @@ class S3Store:
         self._s3.retry(delete)
 
     def open_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
-        """Return the open multipart uploads below a prefix, page by page."""
-        found: list[OpenUpload] = []
-        more: dict[str, str] = {}
-        while True:
-            page = self._uploads_page(prefix, more)
-            found += [
-                OpenUpload(
-                    key=item["Key"].removeprefix(self._s3.prefix),
-                    upload_id=item["UploadId"],
-                    started_at=item["Initiated"].timestamp(),
-                )
-                for item in page.get("Uploads", [])
-            ]
-            before = more
-            more = {
-                "KeyMarker": page.get("NextKeyMarker", ""),
-                "UploadIdMarker": page.get("NextUploadIdMarker", ""),
-            }
-            if not page.get("IsTruncated"):
-                return tuple(sorted(found, key=lambda one: (one.key, one.upload_id)))
-            if not more["KeyMarker"] or more == before:
-                raise StoreUnavailable(f"{self._s3.where}: broke off the open uploads of {prefix}")
+        """Return the open multipart uploads below a prefix."""
+        found = [
+            OpenUpload(
+                key=item["Key"].removeprefix(self._s3.prefix),
+                upload_id=item["UploadId"],
+                started_at=item["Initiated"].timestamp(),
+            )
+            for page in pages(self._s3, prefix, UPLOADS)
+            for item in page.get("Uploads", [])
+        ]
+        return tuple(sorted(found, key=lambda one: (one.key, one.upload_id)))
 
     def abort_upload(self, upload: OpenUpload) -> None:
         """Abort an open multipart upload; one that is gone is no error."""
@@ -227,7 +210,7 @@ class S3Store:
     def probe(self) -> None:
         """List, put, put again and delete one small object."""
         key = f"probe-{secrets.token_hex(8)}"
-        self._page(key, None)
+        self.list(key)
         try:
             if not self.put_if_absent(key, b"probe"):
                 raise StoreUnavailable(f"{self._s3.where}: a fresh name was taken")
@@ -257,27 +240,6 @@ class S3Store:
                     done += count
         if done < flat.nbytes:
             raise ObjectCorrupt(f"{self._s3.where}: {key} ends at byte {offset + done}")
-
-    def _page(self, prefix: str, token: str | None) -> dict[str, Any]:
-        def page() -> dict[str, Any]:
-            with self._s3.request(prefix):
-                more = {"ContinuationToken": token} if token else {}
-                answer = self._s3.client().list_objects_v2(
-                    Bucket=self._s3.bucket, Prefix=self._s3.prefix + prefix, **more
-                )
-                return cast(dict[str, Any], answer)
-
-        return self._s3.retry(page)
-
-    def _uploads_page(self, prefix: str, more: dict[str, str]) -> dict[str, Any]:
-        def page() -> dict[str, Any]:
-            with self._s3.request(prefix):
-                answer = self._s3.client().list_multipart_uploads(
-                    Bucket=self._s3.bucket, Prefix=self._s3.prefix + prefix, **more
-                )
-                return cast(dict[str, Any], answer)
-
-        return self._s3.retry(page)
 
     def _holds(self, key: str, nbytes: int, crc64: int) -> bool:
         """Tell whether an existing object is the one wanted; read it if the server has no CRC."""

@@ -254,7 +254,7 @@ class Rule:
     Args:
         fault: What happens to them.
         operation: S3 name of the operation, "" for any.
-        key: Regular expression that the path must match somewhere.
+        key: Regular expression that must match somewhere in the path or the listed prefix.
         skip: So many matching requests pass unharmed first.
         times: So many are harmed then.
     """
@@ -269,7 +269,8 @@ class Rule:
     def takes(self, request: Request) -> bool:
         if self.operation and self.operation != request.operation:
             return False
-        if self.times <= 0 or not re.search(self.key, request.path):
+        where = request.path + "".join(request.query.get("prefix", []))
+        if self.times <= 0 or not re.search(self.key, where):
             return False
         if self.skip > 0:
             self.skip -= 1
