@@ -100,7 +100,7 @@ def average(
     total = sum(extent.nbytes for extent in extents)
     with (
         tempfile.TemporaryDirectory(prefix="everstep-average-", dir=scratch) as folder,
-        spool(Path(folder) / "data", max(total, 1)) as held,
+        spool(Path(folder) / "data", max(total, 1), keep=False) as held,
     ):
         extents = write_means(store, manifests, columns, extents, held, Path(folder))
         skeleton = _only(newest.skeleton, {extent.name for extent in extents}) or _EMPTY

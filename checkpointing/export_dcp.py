@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,8 @@ def export_dcp(
         raise ExportRefused(f"no tensors below {subtree!r}")
     require_objects(store, manifest)
     nbytes = sum(tensor.nbytes for tensor in tensors)
-    with arriving(folder) as place, ExitStack() as stack:
-        path = place / ".tensors"
-        held = stack.enter_context(spool(path, max(_length(tensors), 1)))
+    length = max(_length(tensors), 1)
+    with arriving(folder) as place, spool(place / ".tensors", length, keep=False) as held:
         leaves: dict[str, Any] = {}
         for start, batch, offsets in _placed(tensors):
             rooms = [held.room(at, t.nbytes) for t, at in zip(batch, offsets, strict=True)]
@@ -67,7 +65,6 @@ def export_dcp(
         with warnings.catch_warnings():  # that there is one process only is as it should be
             warnings.simplefilter("ignore", UserWarning)
             save(state, storage_writer=writer, no_dist=True)
-        path.unlink()
         files = tuple(sorted(file.name for file in place.iterdir()))
         del state, leaves, rooms
     return Exported(folder=folder, files=files, tensors=len(tensors), nbytes=nbytes)

@@ -17,8 +17,9 @@ from checkpointing.leaves import Bytes
 class Spool:
     """A mapped file; see `spool`."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
+    def __init__(self, mapped: mmap.mmap, *, keep: bool) -> None:
         self._mapped = mapped
+        self._keep = keep
         self._bytes: Bytes | None = np.frombuffer(mapped, dtype=np.uint8)
 
     def room(self, offset: int, nbytes: int) -> Bytes:
@@ -27,24 +28,31 @@ class Spool:
         return self._bytes[offset : offset + nbytes]
 
     def settle(self, offset: int, nbytes: int) -> None:
-        """Write a range to the disk and give back the memory that it took."""
+        """Give back the memory that a range took; what is kept is written first."""
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         length = offset + nbytes - start
         if length > 0:
-            self._mapped.flush(start, length)
+            if self._keep:
+                self._mapped.flush(start, length)
             self._mapped.madvise(mmap.MADV_DONTNEED, start, length)
 
     def close(self) -> None:
-        """Write all of it; rooms must not be used any more."""
+        """Write what is kept; rooms must not be used any more."""
         self._bytes = None
-        self._mapped.flush()
+        if self._keep:
+            self._mapped.flush()
         with suppress(BufferError):  # a room is still referred to: the mapping goes with it
             self._mapped.close()
 
 
 @contextmanager
-def spool(path: Path, nbytes: int) -> Iterator[Spool]:
+def spool(path: Path, nbytes: int, *, keep: bool = True) -> Iterator[Spool]:
     """Create a file of a size and map it.
+
+    Args:
+        path: The file; must not exist.
+        nbytes: Its size, at least 1.
+        keep: Whether it is to last; else it has no name, and the system need not write it.
 
     Raises:
         FileExistsError: It exists.
@@ -53,11 +61,14 @@ def spool(path: Path, nbytes: int) -> Iterator[Spool]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
-        held = Spool(mmap.mmap(descriptor, nbytes))
+        if not keep:
+            path.unlink()
+        held = Spool(mmap.mmap(descriptor, nbytes), keep=keep)
         try:
             yield held
         finally:
             held.close()
-        os.fsync(descriptor)
+        if keep:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
