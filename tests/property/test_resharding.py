@@ -219,8 +219,9 @@ def piece(start: int, length: int, value: float = 1.0, **more: int) -> Sharded:
         ((piece(0, 4), piece(5, 3)), "7 of 8 elements"),
         ((piece(0, 4), piece(3, 5)), "9 of 8 elements"),
         ((piece(0, 4), piece(2, 4)), "overlap"),
-        ((piece(0, 8), piece(0, 8)), "uploaded by 2 of them"),
+        ((piece(0, 8), piece(0, 8, 2.0)), "content differs"),
         ((piece(0, 8), piece(0, 8, 2.0, copy=1, copies=2)), "content differs"),
+        ((piece(0, 8, copies=2), piece(0, 8, copies=2)), "uploaded by nobody"),
     ],
 )
 def test_pieces_that_make_no_whole_are_refused(
@@ -228,6 +229,13 @@ def test_pieces_that_make_no_whole_are_refused(
 ) -> None:
     with pytest.raises(CommitRefused, match=why):
         commits(bench, *pieces)
+
+
+def test_a_piece_on_two_meshes_that_do_not_know_each_other_counts_once(bench: Bench) -> None:
+    commits(bench, piece(0, 8), piece(0, 8))
+    state = {"w": piece(0, 8, 0.0)}
+    restore_from_store(bench.store, "run", Point(step=5, attempt=1), 0, 1, state, None)
+    assert state["w"].local.tolist() == [1.0] * 8
 
 
 def test_ranks_that_all_call_their_experts_by_the_same_numbers_are_refused(bench: Bench) -> None:
