@@ -231,7 +231,22 @@ def _put(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
 
 
 def batches(pieces: Sequence[Piece], nbytes: int) -> Iterator[list[Piece]]:
-    """Cut into batches of bounded memory; a larger piece is one by itself."""
+    """Cut into batches of bounded memory; a larger piece is one by itself.
+
+    No two pieces of one tensor are in one batch, as no rank would have them.
+    """
+    groups: list[list[Piece]] = []
+    seen: dict[str, int] = {}
+    for piece in pieces:
+        number = seen[piece.key] = seen.get(piece.key, -1) + 1
+        if number == len(groups):
+            groups.append([])
+        groups[number].append(piece)
+    for group in groups:
+        yield from _cut(group, nbytes)
+
+
+def _cut(pieces: Sequence[Piece], nbytes: int) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     held = 0
     for piece in pieces:

@@ -3,14 +3,18 @@
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp"])
+
+
+_GRACE_S = 5.0
 
 
 class RankFailed(Exception):
@@ -40,29 +44,33 @@ class Ranks:
         return not all(process.is_alive() for process in self._processes)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 100.0) -> list[Any]:
-        """Run a function of a module on all ranks; return what each returned."""
-        answers = self.try_run(function, *args, timeout=timeout)
-        for rank, answer in enumerate(answers):
-            if isinstance(answer, RankFailed):
-                raise RankFailed(f"rank {rank} of {self.world}: {answer}")
-        return answers
+        """Run a function of a module on all ranks; return what each returned.
 
-    def try_run(
-        self, function: Callable[..., Any], *args: Any, timeout: float = 100.0
-    ) -> list[Any]:
-        """As `run`, a failure being an answer as well."""
+        A rank that fails leaves the others waiting for it: the job ends, with that rank's reason.
+        """
         for pipe in self._pipes:
             pipe.send((function, args))
-        answers: list[Any] = []
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                if not pipe.poll(timeout):
-                    raise EOFError
-                answers.append(pipe.recv())
-            except EOFError:
-                self.close()
-                raise RankFailed(f"no answer from rank {rank}") from None
-        return answers
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout
+        while len(answers) < self.world:
+            waiting = {pipe: n for n, pipe in enumerate(self._pipes) if n not in answers}
+            ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                number = waiting[pipe]  # type: ignore[index]
+                try:
+                    answers[number] = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    answers[number] = RankFailed("died")
+                if isinstance(answers[number], RankFailed):
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+        failed = {n: why for n, why in answers.items() if isinstance(why, RankFailed)}
+        if failed or len(answers) < self.world:
+            self.close()
+            silent = sorted(set(range(self.world)) - set(answers))
+            raise RankFailed(f"of {self.world} ranks {silent} are silent, and failed: {failed}")
+        return [answers[number] for number in range(self.world)]
 
     def close(self) -> None:
         for process in self._processes:

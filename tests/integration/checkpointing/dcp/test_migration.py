@@ -59,7 +59,7 @@ def test_a_folder_of_torchs_is_taken_over(
     monkeypatch.setattr("checkpointing.dcp.migrate._BATCH", 300)  # several objects
     assert migrate(tmp_path / "step-120", store, "--trust-pickle") == 0
     assert capsys.readouterr().out.startswith("step 120 of mine: ")
-    assert len(list(store.glob("mine/data/*/*/rank-*.bin"))) > 3
+    assert len(list(store.glob("mine/data/*/*/rank-*.bin"))) == 3
     assert sums(restored(store, 120, blank(plain(1)))) == sums(state)
     assert migrate(tmp_path / "step-120", store, "--trust-pickle") == 0  # again: the same
 
