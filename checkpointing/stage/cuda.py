@@ -18,11 +18,9 @@ class SideStream:
     """
 
     def __init__(self, device: Any) -> None:
-        import torch
-
-        self._torch = torch
+        self._torch: Any = sys.modules["torch"]  # the tensors are its own
         self._device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = self._torch.cuda.Stream(device)
 
     def copy(self, at_once: Iterable[tuple[Any, Bytes]], later: Iterable[tuple[Any, Bytes]]) -> Any:
         """Begin copies of (tensor, destination) and return an event that comes after all of them.

@@ -7,6 +7,7 @@ in the same order; whatever is not exactly the same makes it give up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,7 @@ class Recipe:
         self.literals: list[str] = []
         self._parts: list[str] = []
         self._flat = flat.leaves
+        self._alike: dict[Any, Walk] = {}
         node = flat.skeleton
         self._keys = list(node["k"])
         self._literal('{"t":"dict","k":' + as_json(self._keys) + ',"v":[')
@@ -78,8 +80,8 @@ class Recipe:
     def _compile(self, node: Node) -> Walk:
         tag = node["t"] if isinstance(node, dict) else ""
         if tag in LEAVES:
-            self._literal(as_json(node))
-            return _leaf(self._flat[node["n"]])
+            self._literal(f'{{"t":"{tag}","n":{encode_basestring_ascii(node["n"])}}}')
+            return self._leaf(self._flat[node["n"]])
         if tag == "dict":
             self._literal('{"t":"dict","k":' + as_json(node["k"]) + ',"v":[')
             walk = self._dict(node)
@@ -91,6 +93,16 @@ class Recipe:
             return _value
         self._literal("]}")
         return walk
+
+    def _leaf(self, like: Any) -> Walk:
+        """Return one walk for all leaves that are alike: new ones by the thousand take seconds."""
+        if is_sharded(like):
+            return _shard(like)
+        device = None if isinstance(like, np.ndarray) else like.is_cpu
+        key = (type(like), like.dtype, like.shape, device)
+        if key not in self._alike:
+            self._alike[key] = _leaf(like)
+        return self._alike[key]
 
     def _children(self, node: Node) -> list[Walk]:
         walks = []
@@ -151,8 +163,6 @@ def _value(value: Any, _: list[Any], values: list[str]) -> bool:
 
 
 def _leaf(like: Any) -> Walk:
-    if is_sharded(like):
-        return _shard(like)
     if isinstance(like, np.ndarray):
         return _array(like)
     exact, dtype, shape = type(like), like.dtype, like.shape

@@ -238,8 +238,11 @@ def test_a_slot_of_a_replaced_arena_is_never_sent_under_the_old_step(
 
     monkeypatch.setattr(bench.watcher, "_send", late)
     bench.settle()
-    assert [event["step"] for event in bench.events] == [2]
-    assert bench.store.head(keys.index_key("r", 1, 1, 0)) is None
+    assert [event["step"] for event in bench.events] == [1, 2], "the new file holds both"
+    for step, nbytes in ((1, 40_000), (2, 400_000)):
+        assert bench.store.get(keys.data_key("r", step, 1, 0)) == bytes([step, *[0] * 7]) * (
+            nbytes // 8
+        )
 
 
 def test_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path) -> None:
