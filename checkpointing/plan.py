@@ -186,7 +186,7 @@ def _extent(form: _Form, kind: Kind, owner: int, offset: int) -> Extent:
         kind=kind,
         owner=owner,
         dtype=form.dtype,
-        shape=form.shape,
+        shape=form.piece.box.shape if form.piece else form.shape,
         offset=offset,
         nbytes=form.nbytes,
         whole=form.piece.shape if form.piece else (),

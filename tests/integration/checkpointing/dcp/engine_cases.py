@@ -141,7 +141,9 @@ def restore_on_some(folder: str) -> list[str]:
 
     mesh = DeviceMesh("cpu", [1, 2])
     value = torch.arange(12.0).reshape(6, 2)
-    state = {"t": DTensor.from_local(_piece(mesh, value), mesh, [Shard(0)]), "u": torch.ones(2)}
+    local = _piece(mesh, value)
+    spread_out = DTensor.from_local(local, mesh, [Shard(0)], shape=value.shape, stride=(2, 1))
+    state = {"t": spread_out, "u": torch.ones(2)}
     stage(folder, {"s": state})
     with torch.no_grad():
         state["t"].to_local().fill_(0)

@@ -28,8 +28,8 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up = nn.Linear(6, 12)
-        self.down = nn.Linear(12, 6)
+        self.up = nn.Linear(6, 16)
+        self.down = nn.Linear(16, 6)
         self.odd = nn.Linear(6, 7)
         self.few = nn.Linear(7, 3, bias=False)
         self.scale = nn.Parameter(torch.ones(5))
