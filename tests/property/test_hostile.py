@@ -156,7 +156,7 @@ def test_the_documents_are_read_as_they_are() -> None:
     assert sealed(body_of(MANIFEST.pack())) == MANIFEST.pack()
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(documents, st.binary(max_size=200))
 def test_any_bytes_are_refused(
     document: tuple[bytes, Callable[[bytes], object]], raw: bytes
@@ -164,7 +164,7 @@ def test_any_bytes_are_refused(
     assert unpack(document[1], raw) is None
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(documents, st.data())
 def test_any_changed_byte_is_refused(
     document: tuple[bytes, Callable[[bytes], object]], data: st.DataObject
@@ -177,7 +177,7 @@ def test_any_changed_byte_is_refused(
     assert unpack(read, packed[:at] + packed[at : at + 1] + packed[at:]) is None
 
 
-@settings(max_examples=1000)
+@settings(max_examples=1000, deadline=None)
 @given(documents, st.data(), trees)
 def test_anything_in_any_place_is_refused_or_sound(
     document: tuple[bytes, Callable[[bytes], object]], data: st.DataObject, new: Any
@@ -192,7 +192,7 @@ def test_anything_in_any_place_is_refused_or_sound(
         assert found.data_key == "" or found.data_key.startswith(keys.data_prefix(*_place(found)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(documents, trees)
 def test_any_json_with_the_right_sum_is_refused(
     document: tuple[bytes, Callable[[bytes], object]], body: Any

@@ -41,6 +41,7 @@ def histories(draw: st.DrawFn) -> list[Candidate]:
     return found
 
 
+@settings(deadline=None)
 @given(histories(), policies, st.data())
 def test_what_must_stay_stays(
     history: list[Candidate], policy: RetentionPolicy, data: st.DataObject
@@ -66,7 +67,7 @@ def test_what_must_stay_stays(
     assert again.delete == ()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(histories(), policies)
 def test_pruning_after_every_commit_keeps_what_pruning_once_would(
     history: list[Candidate], policy: RetentionPolicy
@@ -85,6 +86,7 @@ def test_pruning_after_every_commit_keeps_what_pruning_once_would(
     assert once == {c.place for c in left}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 400), st.sampled_from([60.0, 600.0]), st.integers(2, 4))
 def test_there_is_something_from_before_at_any_distance_and_it_is_not_much(
     count: int, ages_s: float, factor: int
