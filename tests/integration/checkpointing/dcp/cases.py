@@ -259,3 +259,8 @@ def load_run(folder: str, run: str, layout: str) -> dict[str, str]:
     dcp.load(state, storage_reader=EverstepReader(folder, run=run))
     training.take(state)
     return training.sums()
+
+
+def with_environment(environment: dict[str, str], case: str, url: str, *args: Any) -> Any:
+    os.environ |= environment
+    return globals()[case]("everstep", url, *args)
