@@ -83,7 +83,7 @@ def decode(node: Node) -> Any:
         return node
     try:
         return _DECODERS[node["t"]](node)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ManifestInvalid(f"no value of a checkpoint: {error!r}") from error
 
 
@@ -152,10 +152,21 @@ def _bytesio(node: Node) -> io.BytesIO:
 
 
 def _ndarray(node: Node) -> Any:
-    dtype = np.dtype(str(node["d"]))
+    return np.frombuffer(_raw(node), _numeric(node["d"])).reshape(node["s"]).copy()
+
+
+def _number(node: Node) -> Any:
+    (found,) = np.frombuffer(_raw(node), _numeric(node["d"]))
+    return found
+
+
+def _numeric(name: object) -> np.dtype[Any]:
+    if not isinstance(name, str) or not name.isalnum():
+        raise ValueError(f"array of dtype {name!r}")
+    dtype = np.dtype(name)
     if dtype.kind not in "biufc":
         raise ValueError(f"array of dtype {dtype}")
-    return np.frombuffer(_raw(node), dtype).reshape(node["s"]).copy()
+    return dtype
 
 
 def _tensor(node: Node) -> torch.Tensor:
@@ -199,7 +210,7 @@ _DECODERS: Final[dict[str, Callable[[Node], Any]]] = {
     "bytesio": _bytesio,
     "dtype": lambda node: dtype_named(node["v"]),
     "device": _device,
-    "number": lambda node: np.frombuffer(_raw(node), np.dtype(str(node["d"])))[0],
+    "number": _number,
     "tensor": _tensor,
     "ndarray": _ndarray,
 }
