@@ -78,6 +78,7 @@ def main() -> None:
                 quick=options.quick,
                 folder=Path(name),
                 say=say,
+                peers=options.peers,
             )
             for part in PARTS:
                 found += measured(part, setup, options.only or ())
@@ -100,6 +101,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--large", action="store_true", help="a state of 4 GiB, not 1")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--only", action="append", choices=FIGURES, help="this one; repeatable")
+    parser.add_argument(
+        "--peers", type=Path, help="folder of an environment with the peers, made if there is none"
+    )
     parser.add_argument("--mib", type=int, help="size of the state")
     parser.add_argument("--repeat", type=int, help="medians of so many")
     options = parser.parse_args()

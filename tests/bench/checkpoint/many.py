@@ -32,9 +32,12 @@ _STORED = 1577  # bytes that torch.save makes of such a tensor
 
 
 class WithoutData(FileSystemWriter):
-    """Tells of data that it does not write."""
+    """Tells of data that it does not write, and when the plan was made."""
+
+    planned_at = 0.0
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[list[WriteResult]]":
+        self.planned_at = time.perf_counter()
         results = [
             WriteResult(item.index, _STORED, _StorageInfo("__0_0.distcp", n * _STORED, _STORED))
             for n, item in enumerate(plan.items)
@@ -60,38 +63,37 @@ class Many:
         begun = time.perf_counter()
         stager = Stager(arena, attempt=1, rank=0, world=1)
         stager.prepare(self._state, None)
+        plan_s = time.perf_counter() - begun
         self._save(stager, store, 1)
         first_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        stall_s = self._save(stager, store, 2)
+        phases = self._save(stager, store, 2)
         next_s = time.perf_counter() - begun
-        manifest, index = store.head(keys.manifest_key("b", 2, 1)), self._index
-        assert manifest is not None
         arena.unlink()
         shutil.rmtree(home)
-        return {
-            "first_s": first_s,
-            "next_s": next_s,
-            "stall_s": stall_s,
-            "manifest_mib": manifest.nbytes / _MIB,
-            "index_mib": index / _MIB,
-        }
+        return {"first_s": first_s, "next_s": next_s, "plan_s": plan_s, **phases}
 
-    def _save(self, stager: Stager, store: ObjectStore, step: int) -> float:
-        begun = time.perf_counter()
+    def _save(self, stager: Stager, store: ObjectStore, step: int) -> dict[str, float]:
+        """Save; return seconds of each phase and sizes."""
+        marks = [time.perf_counter()]
         stager.stage(step, self._state, None)
-        took = time.perf_counter() - begun
+        marks.append(time.perf_counter())
         arena = MappedArena(self._folder / "arena-0")
         staged = arena.staged()[0]
         sent = send(store, "b", arena, staged)
         arena.headers[staged.index].mark(staged.sequence, UploadState.UPLOADED)
         arena.close()
+        marks.append(time.perf_counter())
         record = UploadRecord(rank=0, index_key=sent.index_key, index_crc64=sent.index_crc64)
         assert commit(store, "b", step, 1, [record], 1, "w").committed
-        info = store.head(sent.index_key)
-        assert info is not None
-        self._index = info.nbytes
-        return took
+        marks.append(time.perf_counter())
+        index, manifest = store.head(sent.index_key), store.head(keys.manifest_key("b", step, 1))
+        assert index is not None
+        assert manifest is not None
+        names = ("stage_s", "upload_s", "commit_s")
+        phases = {name: marks[n + 1] - marks[n] for n, name in enumerate(names)}
+        sizes = {"manifest_mib": manifest.nbytes / _MIB, "index_mib": index.nbytes / _MIB}
+        return {**phases, **sizes}
 
     def dcp(self) -> dict[str, float]:
         SavePlanner._cached_save_plan.clear()
@@ -99,16 +101,23 @@ class Many:
         SavePlanner._cached_global_plan.clear()
         SavePlanner._cached_final_save_plan.clear()
         SavePlanner._cached_metadata.clear()
-        took, home = [], self._folder / "dcp"
+        took, plans, home = [], [], self._folder / "dcp"
         for step in (1, 2):
             begun = time.perf_counter()
             writer = WithoutData(home / str(step))
             planner = DefaultSavePlanner(enable_plan_caching=True)
             dcp.save(self._state, storage_writer=writer, planner=planner, no_dist=True)
             took.append(time.perf_counter() - begun)
+            plans.append(writer.planned_at - begun)
         metadata = (home / "2" / ".metadata").stat().st_size
         shutil.rmtree(home)
-        return {"first_s": took[0], "next_s": took[1], "metadata_mib": metadata / _MIB}
+        return {
+            "first_s": took[0],
+            "next_s": took[1],
+            "plan_s": plans[0],
+            "finish_s": took[1] - plans[1],
+            "metadata_mib": metadata / _MIB,
+        }
 
 
 def main() -> None:

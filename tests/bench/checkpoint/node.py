@@ -40,6 +40,7 @@ class Setup:
         quick: A coarse answer soon.
         folder: On a disk; the data of servers are no business of shared memory.
         say: Tells how it goes.
+        peers: Where the environment with the peers is, or shall be; None for a temporary one.
     """
 
     mib: int
@@ -47,6 +48,7 @@ class Setup:
     quick: bool
     folder: Path
     say: Any
+    peers: Path | None = None
 
     @property
     def shard_nbytes(self) -> int:

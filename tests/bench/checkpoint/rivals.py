@@ -17,6 +17,7 @@ from tests.bench.checkpoint.rows import Row, Target
 FIGURES = ("dcp",)
 WRITERS = {"s3fs": "FsspecWriter/s3fs", "s3torchconnector": "s3torchconnector"}
 _INSTALL_S = 300.0
+_COMPLETE = "complete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def targets(setup: Setup) -> dict[str, list[Target]]:
 
 def measure(setup: Setup, wanted: AbstractSet[str]) -> list[Row]:
     """Find each writer's best way, then save in turn."""
-    python = install(setup.folder / "peers")
+    python = install(setup.peers or setup.folder / "peers")
     found = {writer: _screened(setup, python, writer) for writer in WRITERS}
     ours_first: list[float] = []
     for _ in range(setup.repeats):
@@ -167,8 +168,10 @@ def install(folder: Path) -> Path:
     Raises:
         Failed: They cannot be had here; says why.
     """
-    venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
+    if (folder / _COMPLETE).exists():
+        return python
+    venv.create(folder, with_pip=True, symlinks=True)
     site = next((folder / "lib").glob("python*/site-packages"))
     paths = [path for path in sys.path if path.endswith("site-packages")]
     lines = [f"import site; site.addsitedir({path!r})" for path in paths]
@@ -183,4 +186,5 @@ def install(folder: Path) -> Path:
     if done.returncode:
         why = done.stderr.strip().splitlines() or ["pip said nothing"]
         raise Failed(f"pip install {' '.join(WRITERS)}: {why[-1]}")
+    (folder / _COMPLETE).touch()
     return python

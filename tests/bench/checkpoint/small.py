@@ -1,5 +1,6 @@
 """Very many small tensors: the plan and what is written about them, beside DCP's."""
 
+import statistics
 from collections.abc import Set as AbstractSet
 
 from tests.bench.checkpoint import rows
@@ -20,6 +21,8 @@ def targets(setup: Setup) -> dict[str, list[Target]]:
         "small": [
             Target(figure=f"first save of {what}", peer=_PEER, limit=0.2),
             Target(figure=f"next save of {what}", peer=f"{_PEER}, plan cached", limit=0.2),
+            Target(figure=f"first plan of {what}", peer="DCP's"),
+            Target(figure=f"index and commit of {what}", peer="DCP's .metadata"),
             Target(figure=f"stall of that save of {what}", peer=f"{_PEER}, plan cached"),
             Target(figure=f"manifest of {what}", peer=".metadata", limit=0.2, unit="MiB"),
             Target(figure=f"manifest and index of {what}", peer=".metadata", limit=0.2, unit="MiB"),
@@ -48,11 +51,16 @@ def measure(setup: Setup, wanted: AbstractSet[str]) -> list[Row]:
     mine = {name: [answer[name] for answer in ours[1:]] for name in ours[0]}
     its = {name: [answer[name] for answer in theirs[1:]] for name in theirs[0]}
     both = [a + b for a, b in zip(mine["manifest_mib"], mine["index_mib"], strict=True)]
+    written = [a + b for a, b in zip(mine["upload_s"], mine["commit_s"], strict=True)]
+    names = ("plan_s", "stage_s", "upload_s", "commit_s")
+    phases = {name: round(statistics.median(mine[name]), 3) for name in names}
     aims = targets(setup)["small"]
     return [
-        rows.compared(aims[0], mine["first_s"], its["first_s"]),
-        rows.compared(aims[1], mine["next_s"], its["next_s"]),
-        rows.compared(aims[2], mine["stall_s"], its["next_s"]),
-        rows.compared(aims[3], mine["manifest_mib"], its["metadata_mib"]),
-        rows.compared(aims[4], both, its["metadata_mib"]),
+        rows.compared(aims[0], mine["first_s"], its["first_s"], phases=phases),
+        rows.compared(aims[1], mine["next_s"], its["next_s"], phases=phases),
+        rows.compared(aims[2], mine["plan_s"], its["plan_s"]),
+        rows.compared(aims[3], written, its["finish_s"]),
+        rows.compared(aims[4], mine["stage_s"], its["next_s"]),
+        rows.compared(aims[5], mine["manifest_mib"], its["metadata_mib"]),
+        rows.compared(aims[6], both, its["metadata_mib"]),
     ]
