@@ -2,7 +2,7 @@
 
 from math import inf
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpointing.store.budget import Budget, Rate, Slowness
@@ -12,6 +12,7 @@ _gaps = st.floats(0, 3, allow_nan=False)
 _takes = st.tuples(_gaps, st.integers(1, 1 << 20), st.sampled_from(["take", "cut", "late"]))
 
 
+@settings(deadline=None)
 @given(st.lists(_takes, min_size=1, max_size=120), st.floats(1e5, 1e8))
 def test_over_any_span_no_more_than_the_cap_is_used(
     takes: list[tuple[float, int, str]], cap: float
@@ -32,6 +33,7 @@ def test_over_any_span_no_more_than_the_cap_is_used(
             assert total - amount <= cap * (span + 0.26) + used[first][1]
 
 
+@settings(deadline=None)
 @given(st.lists(_takes, min_size=1, max_size=120), st.one_of(st.none(), st.floats(1e5, 1e9)))
 def test_the_limit_never_falls_so_low_that_an_upload_could_not_end(
     takes: list[tuple[float, int, str]], cap: float | None
@@ -49,6 +51,7 @@ def test_the_limit_never_falls_so_low_that_an_upload_could_not_end(
         assert budget.requests.limit >= 2
 
 
+@settings(deadline=None)
 @given(st.floats(1, 2000), st.integers(1, 30))
 def test_after_a_storm_the_budget_opens_again(mib_per_s: float, storm_s: int) -> None:
     budget, now = Budget(), 0.0
@@ -67,6 +70,7 @@ def test_after_a_storm_the_budget_opens_again(mib_per_s: float, storm_s: int) ->
     assert not budget.bound, "a minute later nothing is held back any more"
 
 
+@settings(deadline=None)
 @given(st.integers(2, 50))
 def test_the_many_answers_to_one_overload_are_one_decrease(answers: int) -> None:
     budget = Budget()
@@ -79,6 +83,7 @@ def test_the_many_answers_to_one_overload_are_one_decrease(answers: int) -> None
     assert budget.nbytes.limit == once
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.5, 1.9), min_size=1, max_size=200))
 def test_ordinary_noise_is_no_congestion(noise: list[float]) -> None:
     slowness = Slowness()

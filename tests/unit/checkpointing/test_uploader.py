@@ -225,7 +225,7 @@ def _process(folder: Path, store: str, *words: str, **options: Any) -> "subproce
     return subprocess.Popen([*command, "--store", store, "--run", "r", *words], **options)
 
 
-def test_a_slot_of_a_replaced_arena_is_never_sent_under_the_old_step(
+def test_each_slot_of_a_replaced_arena_is_sent_under_its_own_step(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.stage(1)
