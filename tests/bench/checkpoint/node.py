@@ -6,6 +6,7 @@ import os
 import queue
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -264,4 +265,15 @@ def s3_server(setup: Setup, core: int | None = None) -> Iterator[S3Server]:
         finally:
             os.environ.clear()
             os.environ.update(before)
-            server.__exit__(None, None, None)
+            _stop(server)
+
+
+def _stop(server: S3Server) -> None:
+    """Stop a server, at once when there is no time for more: a second Ctrl-C leaves none."""
+    pid = server.pid
+    try:
+        server.__exit__(None, None, None)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        raise

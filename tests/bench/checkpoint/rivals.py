@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from deploy.demo.s3_server import S3Server
 from tests.bench.checkpoint import rows
 from tests.bench.checkpoint.children import Failed
 from tests.bench.checkpoint.node import Setup, node, s3_server, uploader
@@ -98,15 +99,16 @@ def measure(setup: Setup, wanted: AbstractSet[str]) -> list[Row]:
 def _screened(setup: Setup, python: Path, writer: str) -> _Found:
     """Try all ways with two saves each."""
     found, first, later = _Found(), {}, {}
-    for name, way in WAYS.items():
-        try:
-            saves = _theirs(setup, python, writer, way, 2)
-        except Failed as error:
-            found.tried[name] = found.why = str(error)
-        else:
-            first[name], later[name] = saves
-            found.tried[name] = f"{saves[0]:.3f} s, then {saves[1]:.3f} s"
-        setup.say(f"  {writer}, {name}: {found.tried[name]}")
+    with s3_server(setup) as server:
+        for name, way in WAYS.items():
+            try:
+                saves = _saves_of(setup, server, python, writer, way, 2)
+            except Failed as error:
+                found.tried[name] = found.why = str(error)
+            else:
+                first[name], later[name] = saves
+                found.tried[name] = f"{saves[0]:.3f} s, then {saves[1]:.3f} s"
+            setup.say(f"  {writer}, {name}: {found.tried[name]}")
     if later:
         found.why = ""
         found.first_way = min(first, key=first.__getitem__)
@@ -130,9 +132,15 @@ def _attempt(setup: Setup, python: Path, writer: str, seen: _Found, count: int) 
 
 
 def _theirs(setup: Setup, python: Path, writer: str, way: Way, count: int) -> list[float]:
+    with s3_server(setup) as server:
+        return _saves_of(setup, server, python, writer, way, count)
+
+
+def _saves_of(
+    setup: Setup, server: S3Server, python: Path, writer: str, way: Way, count: int
+) -> list[float]:
     """Start, save `count` times, each once the upload before is over; how long each blocked."""
     with (
-        s3_server(setup) as server,
         node(setup, server) as place,
         place.ranks("dcp_rank", python=python) as world,
     ):
