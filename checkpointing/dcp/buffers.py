@@ -74,7 +74,7 @@ def _memory(nbytes: int) -> torch.Tensor:
 
     Freshly mapped memory is touched here once, and not in every save.
     """
-    size = max(nbytes, _LEAST)
+    size = max(-(-nbytes // _LEAST) * _LEAST, _LEAST)
     buffer = torch.empty(size, dtype=torch.uint8)
     try:
         stat = os.statvfs(_SHARED)

@@ -6,6 +6,7 @@ tensor in it is gone, which is when DCP is done with the save.
 """
 
 import copy
+import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from checkpointing.dcp.daemon import ensure_daemon
 
 _ALIGN: Final = 64
 _PIECE: Final = 16 << 20
+_SMALL: Final = 256 << 10
+_ATOMS: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
 class EverstepStager(AsyncStager):
@@ -91,20 +94,19 @@ class EverstepStager(AsyncStager):
 
     @torch.no_grad()
     def _stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        found = {id(value): local for value, local in _tensors(state_dict, "the state")}
-        places, end = {}, 0
-        for number, tensor in found.items():
-            places[number] = end
+        found: dict[int, torch.Tensor] = {}
+        _collect(state_dict, (), found)
+        end, places = 0, []
+        for tensor in found.values():
+            places.append(end)
             end += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
         pool = self._pool
         buffer = pool.take(end, self._deadline_s)
         holder = _Holder()
         weakref.finalize(holder, pool.give_back, buffer).atexit = False
-        staged = {
-            number: _view(buffer, places[number], tensor, holder)
-            for number, tensor in found.items()
-        }
-        _copy_all([(staged[number], tensor) for number, tensor in found.items()])
+        views = _views(buffer, places, list(found.values()), holder)
+        _copy_all(list(zip(views, found.values(), strict=True)))
+        staged = dict(zip(found, views, strict=True))
         result: dict[str, Any] = _rebuild(state_dict, staged)
         return result
 
@@ -119,23 +121,44 @@ class _Holder:
     """Lives as long as the tensors of one save."""
 
 
-def _view(buffer: torch.Tensor, place: int, tensor: torch.Tensor, holder: _Holder) -> torch.Tensor:
-    nbytes = tensor.numel() * tensor.element_size()
-    staged = buffer[place : place + nbytes].view(tensor.dtype).view(tensor.shape)
-    staged._everstep = holder  # type: ignore[attr-defined]  # noqa: SLF001 - a finalizer, so to speak
-    return staged
+def _views(
+    buffer: torch.Tensor, places: list[int], like: list[torch.Tensor], holder: _Holder
+) -> list[torch.Tensor]:
+    """Return places of the buffer as tensors, each in a row whatever its model is."""
+    typed: dict[torch.dtype, torch.Tensor] = {}
+    found = []
+    for place, tensor in zip(places, like, strict=True):
+        dtype = tensor.dtype
+        if dtype not in typed:
+            rest = buffer.numel() // _ALIGN * _ALIGN
+            typed[dtype] = buffer[:rest].view(dtype)
+        shape = tensor.shape
+        strides = tensor.stride() if tensor.is_contiguous() else _strides(shape)
+        staged = typed[dtype].as_strided(shape, strides, place // tensor.element_size())
+        staged._everstep = holder  # type: ignore[attr-defined]  # noqa: SLF001 - lives as long
+        found.append(staged)
+    return found
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy, large tensors in pieces by several threads: one does not fill the memory's bus."""
-    pieces = [piece for to, tensor in pairs for piece in _pieces(to, tensor.detach())]
+    small = [(to, tensor) for to, tensor in pairs if to.nbytes <= _SMALL]
+    if small:
+        targets, sources = zip(*small, strict=True)
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+    large = ((to, tensor.detach()) for to, tensor in pairs if to.nbytes > _SMALL)
+    pieces = [piece for to, tensor in large for piece in _pieces(to, tensor)]
     threads = min(4, os.cpu_count() or 1)
-    if threads < 2 or sum(to.nbytes for to, _ in pieces) < 4 * _PIECE:
+    if threads < 2 or len(pieces) < 2:
         for to, source in pieces:
             to.copy_(source, non_blocking=True)
     else:
         list(_copiers(threads).map(_copy_one, pieces))
-    for device in {source.device for _, source in pieces if source.is_cuda}:
+    for device in {tensor.device for _, tensor in pairs if tensor.is_cuda}:
         torch.cuda.synchronize(device)
 
 
@@ -158,32 +181,35 @@ def _pieces(to: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tens
     yield from pairs
 
 
-def _tensors(value: Any, name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield all tensors below a value, and what is to be copied of each: of a DTensor its piece."""
+def _collect(value: Any, path: tuple[object, ...], found: dict[int, torch.Tensor]) -> None:
+    """Find all tensors below a value, and what is to be copied of each: of a DTensor its piece."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in found:
+            found[id(value)] = _plain(value, path)
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            _collect(child, (*path, key), found)
+    elif type(value) in (list, tuple):
+        for number, child in enumerate(value):
+            _collect(child, (*path, number), found)
+
+
+def _plain(value: torch.Tensor, path: tuple[object, ...]) -> torch.Tensor:
+    local = value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001 - no graph
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    is_plain = type(local) in (torch.Tensor, torch.nn.Parameter) and not local.is_meta
+    if is_plain and local.layout is torch.strided and not local.is_quantized:
+        return local
+    name = ".".join(map(str, path))
     if isinstance(value, ShardedTensor):
         raise TypeError(
             f"{name}: a ShardedTensor; have FSDP give DTensors (device_mesh=...), or stage with "
             "DCP's DefaultStager"
         )
-    if isinstance(value, torch.Tensor):
-        yield value, _plain(value, name)
-    elif isinstance(value, Mapping):
-        for key, child in value.items():
-            yield from _tensors(child, f"{name}.{key}")
-    elif type(value) in (list, tuple):
-        for n, child in enumerate(value):
-            yield from _tensors(child, f"{name}[{n}]")
-
-
-def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
-    local = value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001 - no graph
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
-    if type(local) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or local.is_meta:
-        raise TypeError(f"{name}: cannot copy a {type(local).__name__} on {local.device} aside")
-    if local.layout is not torch.strided or local.is_quantized:
-        raise TypeError(f"{name}: cannot copy a sparse or quantized tensor aside")
-    return local
+    raise TypeError(
+        f"{name}: cannot copy a {type(local).__name__} aside, {local.layout} on {local.device}"
+    )
 
 
 def _rebuild(value: Any, staged: Mapping[int, torch.Tensor]) -> Any:
@@ -195,7 +221,7 @@ def _rebuild(value: Any, staged: Mapping[int, torch.Tensor]) -> Any:
         return {key: _rebuild(child, staged) for key, child in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_rebuild(child, staged) for child in value)
-    return copy.deepcopy(value)
+    return value if type(value) in _ATOMS else copy.deepcopy(value)
 
 
 def _dtensor(like: DTensor, local: torch.Tensor) -> DTensor:

@@ -396,3 +396,49 @@ def test_saves_without_collectives_are_refused(tmp_path: Path) -> None:
             storage_writer=EverstepWriter(tmp_path),
             use_collectives=False,
         )
+
+
+def test_staged_tensors_are_a_copy_in_a_row_whatever_they_were() -> None:
+    state = nested(3)
+    stager = EverstepStager()
+    staged = stager.stage(state)
+    wanted = sums(state)
+    assert isinstance(staged, dict)
+    assert sums(staged) == wanted
+    for key in ("transposed", "strided", "scalar", "empty", "complex"):
+        state[key].fill_(0)
+        assert staged[key].is_contiguous()
+    state["groups"][0]["lr"] = 5
+    assert sums(staged) == wanted
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (torch.ones(2, device="meta"), "w.0: cannot copy a Tensor aside, torch.strided on meta"),
+        (torch.ones(2, 2).to_sparse(), "w.0: cannot copy a Tensor aside, torch.sparse_coo on cpu"),
+    ],
+    ids=["meta", "sparse"],
+)
+def test_what_cannot_be_staged_is_named(tensor: torch.Tensor, why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        EverstepStager().stage({"w": [tensor]})
+
+
+def test_staging_beside_training_is_waited_for_by_its_future(tmp_path: Path) -> None:
+    stager = EverstepStager(overlap=True)
+    response = dcp.async_save(
+        {"a": torch.full((100,), 3.0)}, storage_writer=EverstepWriter(tmp_path), async_stager=stager
+    )
+    response.staging_completion.result(timeout=30)  # type: ignore[union-attr]
+    response.upload_completion.result(timeout=30)  # type: ignore[union-attr]
+    stager.close()
+    assert load({"a": torch.zeros(100)}, tmp_path)["a"].sum() == 300
+
+
+def test_importing_the_engine_imports_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import checkpointing, sys; assert 'torch' not in sys.modules, 'torch'"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
