@@ -21,6 +21,7 @@ from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 
 Where = str | os.PathLike[str]
 _COMMIT: Final = re.compile(r"commits/(\d{6,12})-[0-9a-f]{16}\.json")
+_BELOW: Final = re.compile(rf"(.+)/{_COMMIT.pattern}")
 _Answer = TypeVar("_Answer")
 
 
@@ -106,6 +107,32 @@ def newest(store: ObjectStore, url: str) -> Commit:
     if not saves:
         raise ObjectMissing(f"{url}: no checkpoint, nothing is committed here")
     return saves[0]
+
+
+def find_checkpoints(where: Where, **options: str | None) -> tuple[str, ...]:
+    """Return the URLs of all committed checkpoints below a place, the newest last.
+
+    Their order is that of the number that each name ends with, as in `step-100`; others come first.
+
+    Args:
+        where: URL or path of a folder of checkpoints.
+        options: `endpoint_url` and `region`, as for `EverstepReader`.
+
+    Raises:
+        StoreError: The store could not be asked. This is never reported as "none".
+    """
+    place = Location(url=as_url(where), **options)
+    found = {
+        match.group(1)
+        for info in place.open().list("")
+        if (match := _BELOW.fullmatch(info.key)) is not None
+    }
+    return tuple(place.at(name).url for name in sorted(found, key=_order))
+
+
+def _order(name: str) -> tuple[int, str]:
+    number = re.search(r"(\d{1,18})$", name)
+    return int(number.group(1)) if number else -1, name
 
 
 def put_commit(store: ObjectStore, packed: bytes, nonce: str) -> Commit:

@@ -264,3 +264,15 @@ def load_run(folder: str, run: str, layout: str) -> dict[str, str]:
 def with_environment(environment: dict[str, str], case: str, url: str, *args: Any) -> Any:
     os.environ |= environment
     return globals()[case]("everstep", url, *args)
+
+
+def keep_own_folder(base: str) -> None:
+    """Keep a folder that this rank alone has, with a file that all have."""
+    from checkpointing.dcp import keep
+
+    rank = dist.get_rank()
+    folder = Path(base) / f"node-{rank}"
+    folder.mkdir()
+    (folder / "shared").write_bytes(b"all")
+    (folder / f"rank-{rank}").write_bytes(b"%d" % rank)
+    keep(folder, Path(base) / "kept")
