@@ -68,6 +68,7 @@ def compared(
         "why": why,
         "all": [_short(x) for x in values],
         "peer_all": [_short(x) for x in peers],
+        "ratio_all": _in_pairs(values, peers),
         "load": round(os.getloadavg()[0], 1),
         **more,
     }
@@ -93,6 +94,13 @@ def line(row: Row) -> str:
 
 def _number(value: float | None, unit: str) -> str:
     return f"{'-':>9} {unit}" if value is None else f"{value:9.4g} {unit}"
+
+
+def _in_pairs(values: Sequence[float], peers: Sequence[float]) -> list[float]:
+    """Return the ratio of each turn, which a load on the machine that changes disturbs less."""
+    if len(values) != len(peers):
+        return []
+    return [_short(value / peer) for value, peer in zip(values, peers, strict=True) if peer]
 
 
 def _short(value: float) -> float:
