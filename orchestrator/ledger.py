@@ -22,6 +22,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from orchestrator.core.codec import decode, encode
 from orchestrator.core.ledger import Entry, NodeIncident
+from orchestrator.durable import fsync_folder, write_all
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.sealed_line import seal, unseal
 
@@ -57,7 +58,7 @@ class Ledger:
             self._end_torn_line(fd)
             self._read(fd)
             if not (isinstance(entry, NodeIncident) and self._has(entry)):
-                _write_all(fd, seal(encode(entry)))
+                write_all(fd, seal(encode(entry)))
             os.fsync(fd)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -111,7 +112,7 @@ class Ledger:
         """Keep what a killed writer left from swallowing the next entry."""
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
-            _write_all(fd, b"\n")
+            write_all(fd, b"\n")
 
     @contextmanager
     def _exclusively(self, done: str) -> Iterator[None]:
@@ -149,7 +150,7 @@ def _opened(path: Path) -> Iterator[int]:
     fd = os.open(path, flags, 0o660)
     try:
         if is_new:
-            _fsync_folder(path.parent)
+            fsync_folder(path.parent)
         yield fd
     finally:
         os.close(fd)
@@ -180,17 +181,3 @@ def _read_from(fd: int, offset: int) -> bytes:
         parts.append(part)
         offset += len(part)
     return b"".join(parts)
-
-
-def _write_all(fd: int, body: bytes) -> None:
-    view = memoryview(body)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -17,6 +17,7 @@ import tenacity
 
 from orchestrator.agent.loop import Agent
 from orchestrator.config import RunConfig, thaw
+from orchestrator.durable import write_json
 from orchestrator.process_id import start_time
 
 log = logging.getLogger(__name__)
@@ -161,9 +162,7 @@ def _stop_listening() -> None:
 
 def _announce(own: Path, job: str) -> None:
     value = {"pid": os.getpid(), "started": start_time(os.getpid()), "job": job}
-    temporary = own / ".agent.json.new"
-    temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(own / "agent.json")
+    write_json(own / "agent.json", value)
 
 
 def _write_to(path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from orchestrator.durable import write_json
 from orchestrator.launch.launcher import AllocationSpec
 
 NOTE = "job.json"
@@ -47,9 +48,7 @@ def note_of(folder: Path) -> dict[str, Any]:
 
 def write_note(folder: Path, note: dict[str, Any]) -> None:
     """Note how the allocation in a folder is found again; a reader sees all of it or nothing."""
-    temporary = folder / f".{NOTE}.new"
-    temporary.write_text(json.dumps(note), encoding="utf-8")
-    temporary.replace(folder / NOTE)
+    write_json(folder / NOTE, note)
 
 
 def folders_in(run_dir: Path) -> tuple[Path, ...]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from monitors.observations import Observation, Ok, Unknown
 from orchestrator.core.events import Ending
+from orchestrator.durable import write_json
 from orchestrator.launch.folders import NOTE, folder_of, folders_in, home
 from orchestrator.launch.launcher import Allocation, AllocationSpec, LaunchRefusedError
 from orchestrator.process_id import ProcessId
@@ -95,9 +96,7 @@ class LocalLauncher:
             names = (
                 name for n in itertools.count(first) if (name := f"node{n}") not in spec.exclude
             )
-            temporary = folder / f".{NODES}.new"
-            temporary.write_text(json.dumps([*itertools.islice(names, spec.nodes)]), "utf-8")
-            temporary.replace(path)
+            write_json(path, [*itertools.islice(names, spec.nodes)])
 
     def observe(self, job: str, *, fresh: bool = False) -> Observation[Allocation]:  # noqa: ARG002 - every look is
         """Look at the controller's and the agents' processes; see `Launcher.observe`."""

@@ -20,6 +20,7 @@ from orchestrator.core.codec import CodecError, decode_record, encode
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Record
 from orchestrator.core.state import State
+from orchestrator.durable import fsync_folder, write_all
 from orchestrator.errors import JournalCorrupt, NotFound
 from orchestrator.sealed_line import MARK, seal, unseal
 
@@ -46,7 +47,7 @@ class FileJournal:
         os.ftruncate(self._fd, whole)
         os.fsync(self._fd)
         self._torn_at: int | None = None
-        _fsync_folder(path.parent)
+        fsync_folder(path.parent)
 
     def append(self, records: Sequence[Record]) -> None:
         """Write one batch and wait for the disk.
@@ -58,7 +59,7 @@ class FileJournal:
         self._cut()
         self._torn_at = os.fstat(self._fd).st_size
         try:
-            _write_all(self._fd, body)
+            write_all(self._fd, body)
             os.fsync(self._fd)
         except OSError:
             with contextlib.suppress(OSError):  # tried again before the next batch
@@ -153,17 +154,3 @@ def _lines(raw: bytes, path: Path) -> Iterator[tuple[Record, int]]:
 
 def _whole_bytes(path: Path) -> int:
     return max((end for _, end in _lines(path.read_bytes(), path)), default=0)
-
-
-def _write_all(fd: int, body: bytes) -> None:
-    view = memoryview(body)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from orchestrator.core.events import AgentLost, Event
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Origin, Record
 from orchestrator.core.state import State
+from orchestrator.durable import write_json
 from orchestrator.errors import PreconditionError
 from orchestrator.launch.launcher import AllocationSpec, Launcher
 from orchestrator.ledger import FILE_NAME, Ledger
@@ -179,10 +179,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         value = {"url": self.server.url, "epoch": self._lease.epoch, "holder": self._lease.holder}
-        path = self._config.run_dir / "supervisor.json"
-        temporary = path.with_name(".supervisor.json.new")
-        temporary.write_text(json.dumps(value), encoding="utf-8")
-        temporary.replace(path)
+        write_json(self._config.run_dir / "supervisor.json", value)
 
     async def _turn(self, tasks: Sequence["asyncio.Future[None]"]) -> None:
         """Take what has come in, and everything that follows from it."""
