@@ -5,7 +5,6 @@ comment and working directory before it is submitted, and again when that failed
 has nobody who would give it submitit's pickle under its number: its own batch script does.
 """
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,36 +97,14 @@ def job_name(run: str) -> str:
 
 def parameters(folder: Path, request: dict[str, Any], options: SlurmOptions) -> dict[str, Any]:
     """Return the whole request in submitit's words. Pure."""
-    link = f'ln -s {PICKLE} {shlex.quote(str(folder))}/"$SLURM_JOB_ID"_submitted.pkl'
-    named = {
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "constraint": options.constraint,
-        "exclude": ",".join(filter(None, (options.exclude, *request["exclude"]))),
-        "gpus_per_node": request["gpus_per_node"],
-    }
-    more = {"reservation": options.reservation} if options.reservation else {}
+    gpus = request["gpus_per_node"]
     return {
-        **{key: value for key, value in named.items() if value},
+        **options.parameters(folder, PICKLE, request["exclude"], no_kill=True, no_requeue=True),
+        **({"gpus_per_node": gpus} if gpus else {}),
         "job_name": job_name(request["name"]),
         "comment": request["key"],
         "nodes": request["nodes"],
-        "ntasks_per_node": 1,
-        "time": options.time_min or None,
         "signal_delay_s": options.warn_s,
-        "wckey": None,  # else submitit's own name, which sites with wckeys refuse
-        "additional_parameters": {
-            "no-kill": True,
-            "no-requeue": True,
-            "chdir": str(folder),
-            # All of the child's environment, which is an allow-list. `--export=NAMES` would have
-            # the node load a login environment, and keep from srun what the prologue exports.
-            "export": "ALL",
-            **more,
-            **options.options,
-        },
-        "setup": [f"{link} 2>/dev/null || true", *options.prologue],
         "srun_args": list(SRUN_ARGS),
     }
 

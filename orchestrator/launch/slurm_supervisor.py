@@ -5,7 +5,6 @@ a child with the environment of the allow-list, which Slurm takes over for the j
 """
 
 import fcntl
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -141,34 +140,13 @@ def _submit_in_child(spec: SupervisorSpec, lock: int) -> str:
 
 def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
     """Return the whole request in submitit's words. Pure."""
-    options, folder = spec.options, str(spec.folder)
-    # Slurm may accept the job and not say so: then nobody names the pickle after its number.
-    link = f'ln -s {PICKLE} {shlex.quote(folder)}/"$SLURM_JOB_ID"_submitted.pkl'
-    named = {
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "exclude": options.exclude,
-    }
-    more = {"reservation": options.reservation} if options.reservation else {}
     return {
-        **{key: value for key, value in named.items() if value},
+        **spec.options.parameters(spec.folder, PICKLE, (), requeue=True),
         "job_name": spec.job_name,
         "comment": spec.comment,
         "nodes": 1,
-        "ntasks_per_node": 1,
-        "time": options.time_min or None,
         "signal_delay_s": WARN_S,
         "stderr_to_stdout": True,
-        "wckey": None,  # else submitit's own name, which sites with wckeys refuse
-        "additional_parameters": {
-            "requeue": True,
-            "chdir": folder,
-            "export": "ALL",  # all of the child's environment, which is an allow-list
-            **more,
-            **options.options,
-        },
-        "setup": [f"{link} 2>/dev/null || true", *options.prologue],
     }
 
 
