@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.address import with_address
@@ -120,9 +120,11 @@ def _on_slurm(config_path: Path) -> RunConfig:
 
 
 def _supervisor_spec(config: RunConfig) -> SupervisorSpec:
-    options = replace(config.slurm.plain_supervisor(), exclude=",".join(_excluded(config)))
     return SupervisorSpec(
-        run=config.run.name, folder=config.run_dir.resolve() / "supervisor", options=options
+        run=config.run.name,
+        folder=config.run_dir.resolve() / "supervisor",
+        options=config.slurm.plain_supervisor(),
+        exclude=_excluded(config),
     )
 
 

@@ -7,7 +7,7 @@ a child with the environment of the allow-list, which Slurm takes over for the j
 import fcntl
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from orchestrator.launch.slurm_commands import (
     SlurmUnavailable,
     ask,
     jobs_named,
+    known_to_slurm,
 )
 from orchestrator.launch.slurm_options import SlurmOptions
 from orchestrator.launch.slurm_text import JobFate, JobView, SlurmJobState
@@ -41,12 +42,14 @@ class SupervisorSpec:
         run: The run's name.
         folder: The job's own folder, where every node sees it; also the argument of `entry`.
         options: What sbatch is told.
+        exclude: Nodes that no run is to have.
         entry: `module:function` that the job calls with the folder.
     """
 
     run: str
     folder: Path
     options: SlurmOptions
+    exclude: tuple[str, ...] = ()
     entry: str = "orchestrator.supervisor_job:keep_supervising"
 
     @property
@@ -141,7 +144,7 @@ def _submit_in_child(spec: SupervisorSpec, lock: int) -> str:
 def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
     """Return the whole request in submitit's words. Pure."""
     return {
-        **spec.options.parameters(spec.folder, PICKLE, (), requeue=True),
+        **spec.options.parameters(spec.folder, PICKLE, spec.exclude, requeue=True),
         "job_name": spec.job_name,
         "comment": spec.comment,
         "nodes": 1,
@@ -162,6 +165,7 @@ def main() -> None:
     options = SlurmOptions(**raw.pop("options"))
     spec = SupervisorSpec(**{**raw, "folder": Path(raw["folder"]), "options": options})
     with told_by_exit():
+        spec = replace(spec, exclude=known_to_slurm(spec.exclude))
         job = _executor(spec).hand_over(PICKLE, spec.entry, str(spec.folder))
     write_note(spec.folder, {"job": job})
 

@@ -1,6 +1,7 @@
 """The supervisor's own job without Slurm: what is asked for, and that it is asked for once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,21 @@ def test_the_child_submits_with_the_allowed_part_of_the_environment(
     assert "SLURM_CONF=/etc/there" in seen
     assert json.loads((tmp_path / "job.json").read_text()) == {"job": "12"}
     assert (tmp_path / "12_submitted.pkl").exists()
+
+
+def test_an_excluded_node_that_the_cluster_has_no_more_does_not_stop_the_submission(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slurm refuses a request that names a node which it does not know."""
+    fake_sbatch(tmp_path, f"cat $1 > {tmp_path}/seen; echo Submitted batch job 12")
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'node2|idle|none'\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    slurm(monkeypatch, ())
+    spec = replace(spec_in(tmp_path), exclude=("node2", "node9"))
+    assert "#SBATCH --exclude=node2,node9" in render(spec).splitlines()
+    assert submit(spec, lambda: None) == (None, "12")
+    assert "#SBATCH --exclude=node2" in (tmp_path / "seen").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
