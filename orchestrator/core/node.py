@@ -112,6 +112,11 @@ class Node:
     staged: tuple[StagedShard, ...] = ()
 
     @property
+    def complaint(self) -> str:
+        """What speaks against it though it lives, empty for nothing."""
+        return self.excluded or self.unfit or self.leaving
+
+    @property
     def is_usable(self) -> bool:
         """Whether it may get ranks."""
         is_barred = self.unfit or self.excluded or self.warned or self.given_back

@@ -148,7 +148,7 @@ def _node(state: State, node: Node) -> dict[str, Any]:
         word = "training" if ranks else "spare"
     warned = f"its allocation ends (SIG{node.warned})" if node.warned else ""
     warned = "given back" if node.given_back else warned
-    why = node.lost_why if not node.alive else node.excluded or node.unfit or node.leaving or warned
+    why = node.lost_why if not node.alive else node.complaint or warned
     staged = sorted({shard.step for shard in node.staged})
     return {"name": node.name, "state": word, "why": why, "ranks": ranks, "in_memory": staged}
 

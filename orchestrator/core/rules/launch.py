@@ -176,7 +176,7 @@ def _next_request_at(state: State, now: float) -> float:
 def gone(state: State) -> str:
     """Name the nodes that are of no use, and why, at most four of them."""
     texts = [
-        f"{n.name} ({n.excluded or n.unfit or n.leaving or _warning(n) or n.lost_why})"
+        f"{n.name} ({n.complaint or _warning(n) or n.lost_why})"
         for n in state.nodes.values()
         if not n.is_good
     ]

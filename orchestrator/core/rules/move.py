@@ -5,7 +5,6 @@ The ranks save at one step and leave; nothing is lost. The next attempt is then 
 """
 
 from orchestrator.core.actions import Decision, StopRanks
-from orchestrator.core.node import Node
 from orchestrator.core.placement import place
 from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import make
@@ -55,9 +54,5 @@ def _elsewhere(state: State, attempt: Attempt) -> tuple[str, str] | None:
     if not all(state.nodes[name].is_good for name in nodes):
         return None  # for some nothing better is there yet: once, and not once for each
     left = [name for name in attempt.nodes if name not in nodes]
-    why = "; ".join(f"{n}: {_fault(state.nodes[n])}" for n in left)
+    why = "; ".join(f"{n}: {state.nodes[n].complaint}" for n in left)
     return "moved", f"{', '.join(left)} is to be left ({why}), and others are there for its ranks"
-
-
-def _fault(node: Node) -> str:
-    return node.excluded or node.unfit or node.leaving
