@@ -114,20 +114,21 @@ class Looks:
                     problem = str(error)
                     log.warning("%s", problem)
             else:
-                self._emit_ledger(entries)
+                if (said := self._new_in(entries)) is not None:
+                    self._emit(said)
             await asyncio.sleep(LEDGER_S)
 
-    def read_ledger_once(self) -> None:
-        """Read it before the first decision, which may name nodes; a problem is told later."""
+    def ledger_now(self) -> ev.LedgerRead | None:
+        """Return what the ledger says, None for nothing new; a problem is told in `read_ledger`."""
         with contextlib.suppress(LedgerUnavailable):
-            self._emit_ledger(self._ledger.entries())
+            return self._new_in(self._ledger.entries())
+        return None
 
-    def _emit_ledger(self, entries: Sequence[Entry]) -> None:
+    def _new_in(self, entries: Sequence[Entry]) -> ev.LedgerRead | None:
         state = self._state()
         said = as_event(entries, time.time(), state.policy.budget_window_s)
         known = ev.LedgerRead(excluded=state.ledger, excluded_lately=state.excluded_lately)
-        if said != known:
-            self._emit(said)
+        return said if said != known else None
 
     async def read_catalogue(self, store: ObjectStore, run: str) -> None:
         """List the committed checkpoints once; an error is never an empty list."""

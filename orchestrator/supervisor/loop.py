@@ -174,8 +174,8 @@ class Supervisor:
         if state.policy != config.policy():
             opening.append(ev.PolicySet(policy=config.policy()))
         self._append([Inbound(event) for event in opening])
-        self._looks.read_ledger_once()
-        self._append([self._inbox.get_nowait()] if not self._inbox.empty() else [])
+        if (said := self._looks.ledger_now()) is not None:  # the first decision may name nodes
+            self._append([Inbound(said)])
 
     def _announce(self) -> None:
         value = {"url": self.server.url, "epoch": self._lease.epoch, "holder": self._lease.holder}

@@ -16,9 +16,11 @@ from checkpointing.errors import StoreUnavailable
 from orchestrator.config import RunConfig
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Outcome as RunOutcome
+from orchestrator.core.ledger import NodeExcluded
 from orchestrator.core.record import Record
 from orchestrator.core.state import State
 from orchestrator.errors import LeaseLost, PreconditionError
+from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import looks, loop
 from orchestrator.supervisor.inbound import Inbound, strangers
 from orchestrator.supervisor.journal import FileJournal, read_records
@@ -656,6 +658,22 @@ def test_agents_that_are_silent_after_their_allocation_ended_are_lost(tmp_path: 
             office.launcher.ended["fake-1"] = ev.Ending.FAILED
             await until(lambda: office.events(ev.JobObserved))
             await until(lambda: office.events(ev.AgentLost))
+
+    play(main())
+
+
+def test_the_ledger_is_read_before_the_first_decision(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    entry = NodeExcluded(at=time.time(), node="node9", by="alice", why="noises")
+    Ledger(office.config.run_dir / FILE_NAME).note(entry)
+
+    async def main() -> None:
+        async with office.open():
+            await until(lambda: office.events(ev.DecisionMade))
+        kinds = [type(record.event) for record in office.records()]
+        assert kinds.index(ev.LedgerRead) < kinds.index(ev.DecisionMade)
+        action = office.events(ev.DecisionMade)[0].decision.action
+        assert action.exclude == ("node9",)
 
     play(main())
 
