@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +25,10 @@ from orchestrator.core.events import (
     Staged,
 )
 from orchestrator.process_id import start_time
-from orchestrator.wire import Shutdown, StartNode, StopNode
+from orchestrator.wire import Shutdown
 from tests.unit.orchestrator.desk import run_config, until
-from tests.unit.orchestrator.test_agent import Office
+from tests.unit.orchestrator.test_agent import START, Office, play
+from tests.unit.orchestrator.test_agent import STOP as AT_ONCE
 
 JOB = "7"
 AGENT = "import sys; from orchestrator.agent.task import run_agent; run_agent(sys.argv[1])"
@@ -52,21 +53,7 @@ pipe, _ = os.pipe()
 ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
 """
 PLAIN = "import time; print('here', flush=True); time.sleep(3600)"
-START = StartNode(
-    attempt=1,
-    node_rank=0,
-    num_nodes=1,
-    ranks=2,
-    master_addr="127.0.0.1",
-    master_port=1,
-    restore=None,
-    interval_steps=0,
-)
-STOP = StopNode(attempt=1, planned=False, stop_step=-1, save_s=0.0, grace_s=600.0)
-
-
-def play(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+STOP = replace(AT_ONCE, grace_s=600.0)
 
 
 class Node(Office):
