@@ -84,11 +84,11 @@ def _whole(store: ObjectStore, key: str = "big") -> bool:
         (internal_error(), "InternalError"),
         (LoseAnswer(), ""),
         (Reset(after=0), ""),
-        (Reset(after=5 * MIB), ""),
+        (Reset(after=MIB), ""),  # the last part has 2 MiB
         (Say(409, "OperationAborted"), "OperationAborted"),
         (Say(400, "RequestTimeout"), "RequestTimeout"),
     ],
-    ids=["503", "500", "lost", "reset-0", "reset-5M", "409", "408"],
+    ids=["503", "500", "lost", "reset-0", "reset-1M", "409", "408"],
 )
 def test_parts_arrive_through_every_passing_fault(
     store: ObjectStore,
@@ -109,9 +109,7 @@ def test_parts_arrive_through_every_passing_fault(
     if isinstance(fault, Reset) and fault.after and operation == "CreateMultipartUpload":
         return  # a body that short never gets so far
     assert harmed == 2
-    # The native client may ask again by itself when a connection breaks; a busy machine may add
-    # a timeout of its own.
-    assert sum(sent.retries.values()) >= (1 if plane == "awscrt" and not code else 2)
+    assert sum(sent.retries.values()) >= 2, "a busy machine may add a timeout of its own"
     if code:
         assert sent.retries[code] == 2
 
@@ -324,16 +322,16 @@ def test_a_hard_cap_holds_for_all_uploads_together(
     assert _whole(plain, "big-0")
 
 
-def test_a_part_on_a_slow_line_is_sent_a_second_time(
+def test_a_part_that_is_late_is_sent_a_second_time(
     behind: StoreConfig, plain: ObjectStore, proxy: FaultProxy, plane: str
 ) -> None:
     body = BODY * 4  # 13 parts: enough of them to know how long one takes
-    rule = Rule(Throttle(0.2 * MIB), "UploadPart", skip=9)
+    rule = Rule(Delay(50.0), "UploadPart", skip=9)
     proxy.script(rule)
     sent = open_store(behind).upload("big", [memoryview(body)], crc64(body))
     assert rule.hits == 1
     assert sent.hedges >= 1
-    assert sent.seconds < 16 / 0.2 / 2, "nobody waited for the slow line"
+    assert sent.seconds < 50, "nobody waited for the slow one"
     info = plain.head("big")
     assert info is not None
     assert info.crc64 == crc64(body)

@@ -144,7 +144,9 @@ def test_a_state_that_grows_gets_a_larger_arena(path: Path) -> None:
 def test_too_little_memory_is_refused_with_the_numbers_and_leaves_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "room_for", lambda _: {"/dev/shm": 10_000, "MemAvailable": 10**12})
+    monkeypatch.setattr(
+        admission, "room_for", lambda _: {"/dev/shm": 10_000, "MemAvailable": 10**12}
+    )
     with pytest.raises(StageRefused, match=r"needs .* GiB .*/dev/shm has 0\.00 GiB left"):
         _stager(path).prepare(_state(1), None)
     assert list(path.parent.iterdir()) == []
@@ -167,7 +169,9 @@ def test_memory_that_a_killed_rank_had_taken_is_free_before_room_is_measured(
 ) -> None:
     left = path.with_name(f".{path.name}.new")
     left.write_bytes(b"killed between taking memory and giving it a name")
-    monkeypatch.setattr(admission, "room_for", lambda _: {"/dev/shm": 0 if left.exists() else 10**9})
+    monkeypatch.setattr(
+        admission, "room_for", lambda _: {"/dev/shm": 0 if left.exists() else 10**9}
+    )
     _stager(path).prepare(_state(1), None)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

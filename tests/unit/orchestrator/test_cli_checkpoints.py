@@ -74,7 +74,7 @@ def test_checkpoints_are_listed_with_quarantine_and_averages(
 ) -> None:
     code, out, err = moe("ls")
     assert (code, err) == (0, "")
-    assert out.split() == f"moe: nothing is committed in {_url(moe)}".split()
+    assert "".join(out.split()) == f"moe:nothingiscommittedin{_url(moe)}"
     for step in (10, 20, 30):
         save(store, "moe", step)
     quarantine(store, "moe", 30, 1, why="crc of w", who="attempt 2")
