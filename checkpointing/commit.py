@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from checkpointing import keys
+from checkpointing.boxes import Box, gap
 from checkpointing.errors import CommitRefused, ManifestInvalid, ObjectMissing, StoreUnavailable
 from checkpointing.manifest import Index, Manifest, Shard, read_index, read_manifest
 from checkpointing.plan import Extent
@@ -32,7 +33,7 @@ class CommitOutcome:
 
     Attributes:
         committed: The checkpoint of this attempt is committed.
-        already: There was a manifest for this step before.
+        already: There was a manifest for this step and attempt before.
         manifest_key: Its key.
         nbytes: Bytes of the checkpoint.
         why: One line for a person.
@@ -53,6 +54,7 @@ def commit(
     uploads: Sequence[UploadRecord],
     world: int,
     write_id: str,
+    average_of: tuple[tuple[int, int], ...] = (),
 ) -> CommitOutcome:
     """Check everything, then write the manifest, last and once.
 
@@ -64,6 +66,7 @@ def commit(
         uploads: One per rank.
         world: Ranks in the attempt.
         write_id: Unique to this decision to commit; the same one may be tried again.
+        average_of: (step, attempt) of what it is the average of, () for a checkpoint of a run.
 
     Raises:
         CommitRefused: The uploads do not make one consistent checkpoint.
@@ -72,7 +75,7 @@ def commit(
     _all_ranks(uploads, world)
     ordered = sorted(uploads, key=lambda upload: upload.rank)
     indexes = _each(lambda upload: _index(store, run, step, attempt, world, upload), ordered)
-    tensors = _replicas(indexes)
+    tensors = (*_replicas(indexes), *_pieces(indexes))
     for index in indexes:
         _object_is_covered(index)
     _each(lambda index: _object_exists(store, index), indexes)
@@ -86,12 +89,13 @@ def commit(
         shards=tuple(_shard(u, i) for u, i in zip(ordered, indexes, strict=True)),
         skeleton=indexes[0].skeleton,
         tensors=tensors,
+        average_of=average_of,
     )
     return _write(store, manifest)
 
 
 def _write(store: ObjectStore, manifest: Manifest) -> CommitOutcome:
-    key = keys.manifest_key(manifest.run, manifest.step)
+    key = keys.manifest_key(manifest.run, manifest.step, manifest.attempt)
 
     def outcome(committed: bool, already: bool, why: str) -> CommitOutcome:
         return CommitOutcome(
@@ -116,10 +120,10 @@ def _write(store: ObjectStore, manifest: Manifest) -> CommitOutcome:
         raise CommitRefused(f"the key of the manifest is taken: {error}") from error
     if found.write_id == manifest.write_id:
         return outcome(committed=True, already=lost is None, why="committed, settled by reading")
-    if found.attempt == manifest.attempt:
-        return outcome(committed=True, already=True, why="committed before by another writer")
-    why = f"step {found.step} is committed from attempt {found.attempt}"
-    return outcome(committed=False, already=True, why=why)
+    if found.shards != manifest.shards:
+        why = f"step {found.step} of attempt {found.attempt} is committed from other uploads"
+        return outcome(committed=False, already=True, why=why)
+    return outcome(committed=True, already=True, why="committed before by another writer")
 
 
 def _all_ranks(uploads: Sequence[UploadRecord], world: int) -> None:
@@ -182,6 +186,41 @@ def _replica(name: str, copies: list[tuple[int, Extent]], world: int) -> Extent:
         holders = _ranks([rank for rank, _ in uploaded])
         raise CommitRefused(f"{name}: uploaded by {holders}, not by its owner alone")
     return uploaded[0][1]
+
+
+def _pieces(indexes: Sequence[Index]) -> tuple[Extent, ...]:
+    """Check that the pieces of each sharded tensor make it whole, once; return what is uploaded."""
+    by_name: dict[str, list[tuple[int, Extent]]] = defaultdict(list)
+    for index in indexes:
+        for extent in index.extents:
+            if extent.kind == "shard":
+                by_name[extent.name].append((index.rank, extent))
+    return tuple(piece for name, found in by_name.items() for piece in _whole(name, found))
+
+
+def _whole(name: str, found: list[tuple[int, Extent]]) -> list[Extent]:
+    ranks = [rank for rank, _ in found]
+    _agree(name, "dtype", ranks, [extent.dtype for _, extent in found])
+    _agree(name, "shape of the whole", ranks, [extent.whole for _, extent in found])
+    by_box: dict[Box, list[tuple[int, Extent]]] = defaultdict(list)
+    for rank, extent in found:
+        if extent.nbytes:
+            by_box[extent.box].append((rank, extent))
+    chosen = []
+    for box, copies in by_box.items():
+        holders = [rank for rank, _ in copies]
+        _agree(f"{name} at {box.start}", "content", holders, [e.crc64 for _, e in copies])
+        uploaded = [extent for _, extent in copies if extent.offset >= 0]
+        if not uploaded:
+            raise CommitRefused(f"{name} at {box.start}: on {_ranks(holders)}, uploaded by nobody")
+        # Several upload it when its mesh does not tell: that of FSDP does not know those of TP.
+        chosen.append(uploaded[0])
+    problem = gap(list(by_box), found[0][1].whole)
+    if problem:
+        raise CommitRefused(f"{name}: its pieces do not make it whole: {problem}")
+    if not chosen:  # a tensor without elements has to be known all the same
+        chosen = [extent for _, extent in found if extent.offset >= 0][:1]
+    return chosen
 
 
 def _agree(name: str, what: str, ranks: Sequence[int], values: Sequence[object]) -> None:

@@ -2,65 +2,52 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
 from typing import Final
 
-import numpy as np
-
-from checkpointing import keys
-from checkpointing.manifest import Manifest, read_manifest
-from checkpointing.plan import Extent
-from checkpointing.sources import Wanted, fill_from_store
+from checkpointing.manifest import read_manifest
+from checkpointing.resolver import find_commit
 from checkpointing.store.base import ObjectStore
+from checkpointing.tensors import batches, read_batch, require_objects, whole_tensors
+from checkpointing.tree import Node
 
 _GROUPS: Final = {"model": "weights", "optimizer": "optimizer"}
-_BATCH: Final = 256 << 20
 
 
-def content_sha256(store: ObjectStore, run: str, step: int) -> dict[str, str]:
+def content_sha256(
+    store: ObjectStore, run: str, step: int, attempt: int | None = None
+) -> dict[str, str]:
     """Return SHA-256 sums over (name, dtype, shape, bytes) of the tensors, sorted by name.
+
+    Without an attempt it is the newest one of the step that is not in quarantine.
 
     `weights` covers the tensors below `model`, `optimizer` those below `optimizer`, and `all`
     every tensor of the replicated state and its Python values. Every byte is verified on the way.
 
     Raises:
         RestoreFailed: Bytes fail their CRC.
+        ManifestInvalid: The manifest is altered, or its objects are not as it says.
         StoreError: The checkpoint is not there or cannot be read.
     """
-    manifest = read_manifest(store, keys.manifest_key(run, step))
+    manifest = read_manifest(store, find_commit(store, run, step, attempt).key)
     sums = {name: hashlib.sha256() for name in ("weights", "optimizer", "all")}
-    for batch in _batches(sorted(manifest.tensors, key=lambda extent: extent.name)):
-        for item in _read(store, manifest, batch):
-            extent = item.extent
-            head = json.dumps([extent.name, extent.dtype, list(extent.shape)]).encode()
-            group = _GROUPS.get(extent.name.partition("/")[0])
+    require_objects(store, manifest)
+    for batch in batches(whole_tensors(manifest)):
+        for tensor, data in zip(batch, read_batch(store, manifest, batch), strict=True):
+            head = json.dumps([tensor.name, tensor.dtype, list(tensor.shape)]).encode()
+            group = _GROUPS.get(tensor.name.partition("/")[0])
             for name in ("all", group) if group else ("all",):
                 sums[name].update(head)
-                sums[name].update(item.out.data)
-    sums["all"].update(json.dumps(manifest.skeleton, sort_keys=True).encode())
+                sums[name].update(data.data)
+    sums["all"].update(json.dumps(_plain(manifest.skeleton), sort_keys=True).encode())
     return {name: digest.hexdigest() for name, digest in sums.items()}
 
 
-def _read(store: ObjectStore, manifest: Manifest, batch: Iterable[Extent]) -> list[Wanted]:
-    wanted = [
-        Wanted(
-            extent=extent,
-            key=manifest.shards[extent.owner].data_key,
-            out=np.empty(extent.nbytes, dtype=np.uint8),
-        )
-        for extent in batch
-    ]
-    fill_from_store(store, wanted)
-    return wanted
-
-
-def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
-    """Cut into batches of bounded memory."""
-    batch: list[Extent] = []
-    for extent in extents:
-        if batch and sum(e.nbytes for e in batch) + extent.nbytes > _BATCH:
-            yield batch
-            batch = []
-        batch.append(extent)
-    if batch:
-        yield batch
+def _plain(node: Node) -> Node:
+    """Return a skeleton that does not tell a sharded tensor from a whole one."""
+    if isinstance(node, dict) and node["t"] == "shard":
+        return {**node, "t": "tensor"}
+    if isinstance(node, dict) and node["t"] == "object":
+        return {**node, "v": _plain(node["v"])}
+    if isinstance(node, dict) and node["t"] in ("dict", "list", "tuple"):
+        return {**node, "v": [_plain(child) for child in node["v"]]}
+    return node

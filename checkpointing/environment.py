@@ -2,7 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+
+
+class StagePolicy(StrEnum):
+    """What a save does that finds the uploads of those before it still running."""
+
+    SKIP = "skip"  # is left out
+    WAIT = "wait"  # for a slot, a bounded time
+    REPLACE = "replace"  # takes the place of one that nobody began to upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +28,10 @@ class RankEnvironment:
         store: `StoreConfig` as JSON.
         restore: JSON of step, attempt and source, or `null` for a fresh start.
         step_timeout_s: How long one step may take; inf for no bound.
+        local_world: Number of ranks on this node.
+        policy: What a save does when the uploads before it still run.
+        policy_wait_s: The longest that `StagePolicy.WAIT` holds training up.
+        stage_debug: Check that nothing changes while it is copied beside training.
     """
 
     run: str
@@ -30,6 +43,10 @@ class RankEnvironment:
     store: str
     restore: str
     step_timeout_s: float
+    local_world: int = 1
+    policy: StagePolicy = StagePolicy.SKIP
+    policy_wait_s: float = 60.0
+    stage_debug: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "RankEnvironment | None":
@@ -46,4 +63,8 @@ class RankEnvironment:
             store=environ.get("EVERSTEP_STORE", ""),
             restore=environ.get("EVERSTEP_RESTORE", "null"),
             step_timeout_s=float(environ.get("EVERSTEP_STEP_TIMEOUT_S", "inf")),
+            local_world=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+            policy=StagePolicy(environ.get("EVERSTEP_STAGE_POLICY", "skip")),
+            policy_wait_s=float(environ.get("EVERSTEP_STAGE_WAIT_S", "60")),
+            stage_debug=environ.get("EVERSTEP_STAGE_DEBUG", "") not in ("", "0"),
         )

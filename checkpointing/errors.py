@@ -6,6 +6,7 @@ CheckpointingError
 |   |   `-- StoreThrottled          the store asked for fewer requests
 |   |-- StoreDenied                 credentials or permissions
 |   |-- StoreMissing                the bucket or the folder does not exist
+|   |-- NothingUsable               there are commits, and none of them can be used
 |   |-- ObjectMissing               the store answers, the key does not exist
 |   |-- ObjectConflict              the key exists with other content
 |   |-- ObjectCorrupt               size or CRC is not what was promised
@@ -34,7 +35,13 @@ class CheckpointingError(Exception):
 
 
 class StoreError(CheckpointingError):
-    """A store could not do what was asked."""
+    """A store could not do what was asked.
+
+    Attributes:
+        code: The store's own word for it ("SlowDown"), or the kind of silence ("ReadTimeoutError").
+    """
+
+    code: str = ""
 
 
 class StoreUnavailable(StoreError):
@@ -51,6 +58,10 @@ class StoreDenied(StoreError):
 
 class StoreMissing(StoreError):
     """The bucket or folder that holds the store does not exist."""
+
+
+class NothingUsable(StoreError):
+    """A run has commits, and all are spoilt or in quarantine: a person has to look."""
 
 
 class ObjectMissing(StoreError):

@@ -1,15 +1,25 @@
 """Tensors and arrays as plain bytes. torch is used only when the state has torch tensors."""
 
 import sys
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpointing.checksum import crc64
+from checkpointing.checksum import combine, crc64
+from checkpointing.sharded import Sharded, is_sharded
 
 Bytes = NDArray[np.uint8]
+BLOCK: Final = 16 << 20
 _CHUNK: Final = 1 << 20  # copied and summed piece by piece, while it is in the cache
+
+
+def plain(leaf: Any) -> Any:
+    """Return what holds a leaf's bytes here: of a piece the local tensor, not copied."""
+    if isinstance(leaf, Sharded):
+        return leaf.local
+    return leaf.to_local().detach() if is_sharded(leaf) else leaf
 
 
 def is_tensor(value: object) -> bool:
@@ -20,6 +30,7 @@ def is_tensor(value: object) -> bool:
 
 def unsupported(leaf: Any) -> str | None:
     """Say why a tensor or array cannot be kept as raw bytes; None when it can."""
+    leaf = plain(leaf)
     if isinstance(leaf, np.ndarray):
         if leaf.dtype.kind not in "biufc" or not leaf.dtype.isnative:
             return f"array of dtype {leaf.dtype}"
@@ -35,21 +46,37 @@ def unsupported(leaf: Any) -> str | None:
 
 def dtype_of(leaf: Any) -> str:
     """Return the dtype's name, alike for torch and numpy."""
+    leaf = plain(leaf)
     if isinstance(leaf, np.ndarray):
         return str(leaf.dtype.name)
-    return str(leaf.dtype).removeprefix("torch.")
+    return _torch_name(leaf.dtype)
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
-    """Return the shape."""
+    """Return the shape of what is held here."""
+    leaf = plain(leaf)
     return tuple(int(size) for size in leaf.shape)
 
 
 def nbytes_of(leaf: Any) -> int:
-    """Return the bytes of the elements."""
+    """Return the bytes of the elements that are held here."""
+    leaf = plain(leaf)
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes
     return int(leaf.numel()) * int(leaf.element_size())
+
+
+def form_of(leaf: Any) -> tuple[str, tuple[int, ...], int]:
+    """Return dtype, shape and bytes of what is held here, looking only once."""
+    held = plain(leaf)
+    if isinstance(held, np.ndarray):
+        return str(held.dtype.name), held.shape, held.nbytes
+    return _torch_name(held.dtype), tuple(held.shape), held.numel() * held.element_size()
+
+
+@cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def empty(kind: str, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -63,21 +90,23 @@ def empty(kind: str, dtype: str, shape: tuple[int, ...]) -> Any:
 
 def bytes_of(leaf: Any) -> Bytes | None:
     """Return the bytes in place; None when they are elsewhere or not in one row."""
+    leaf = plain(leaf)
     if isinstance(leaf, np.ndarray):
         return leaf.reshape(-1).view(np.uint8) if leaf.flags.c_contiguous else None
     import torch
 
-    plain = leaf.detach()
-    if plain.numel() == 0:
+    row = leaf.detach()
+    if row.numel() == 0:
         return np.empty(0, np.uint8)
-    if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+    if row.device.type != "cpu" or not row.is_contiguous() or row.is_conj() or row.is_neg():
         return None
-    flat: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
+    flat: Bytes = row.reshape(-1).view(torch.uint8).numpy()
     return flat
 
 
 def copy_out(leaf: Any, out: Bytes) -> int:
     """Copy a leaf's bytes to `out` and return their CRC64."""
+    leaf = plain(leaf)
     source = bytes_of(leaf)
     if source is None:
         if isinstance(leaf, np.ndarray):
@@ -95,6 +124,30 @@ def copy_out(leaf: Any, out: Bytes) -> int:
     return crc
 
 
+def copy_out_in_blocks(leaf: Any, out: Bytes) -> tuple[int, tuple[int, ...]]:
+    """Copy as `copy_out` does; return the CRC64 and those of each `BLOCK` bytes.
+
+    Who restores a part of a piece can so verify what it reads without reading all of it.
+    """
+    if out.nbytes <= BLOCK:
+        return copy_out(leaf, out), ()
+    source = bytes_of(leaf)
+    if source is None:
+        copy_out(leaf, out)
+        source = out
+    blocks: list[int] = []
+    for start in range(0, out.nbytes, BLOCK):
+        crc, end = 0, min(start + BLOCK, out.nbytes)
+        for at in range(start, end, _CHUNK):
+            piece = out[at : min(at + _CHUNK, end)]
+            if source is not out:
+                np.copyto(piece, source[at : min(at + _CHUNK, end)])
+            crc = crc64(piece.data, crc)
+        blocks.append(crc)
+    sizes = [min(BLOCK, out.nbytes - n * BLOCK) for n in range(len(blocks))]
+    return combine(zip(blocks, sizes, strict=True)), tuple(blocks)
+
+
 def crc_of(leaf: Any) -> int:
     """Return the CRC64 of a leaf's bytes, through a copy when they are not in one row here."""
     held = bytes_of(leaf)
@@ -105,6 +158,7 @@ def crc_of(leaf: Any) -> int:
 
 def copy_in(leaf: Any, data: Bytes) -> None:
     """Fill a leaf that `bytes_of` could not show, from bytes of its dtype and shape."""
+    leaf = plain(leaf)
     if not data.nbytes:
         return
     if isinstance(leaf, np.ndarray):

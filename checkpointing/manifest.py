@@ -3,15 +3,15 @@
 Both are JSON with a CRC of their own content, so that a torn or altered one is known as such.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from checkpointing import keys
+from checkpointing import keys, parse
 from checkpointing.checksum import crc64
-from checkpointing.errors import ManifestInvalid
+from checkpointing.errors import ManifestInvalid, ObjectMissing
 from checkpointing.plan import Extent
+from checkpointing.sealed import canonical, seal, unseal
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Node
 
@@ -53,7 +53,7 @@ class Index:
 
     def pack(self) -> bytes:
         """Return the stored form; the same index always gives the same bytes."""
-        return _seal(_INDEX, asdict(self))
+        return seal(_INDEX, _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Index":
@@ -62,9 +62,7 @@ class Index:
         Raises:
             ManifestInvalid: Not an index, or altered.
         """
-        fields = _unseal(_INDEX, packed)
-        extents = tuple(Extent.from_json(extent) for extent in fields.pop("extents"))
-        return cls(**fields, extents=extents)
+        return cls(**parse.index(unseal(_INDEX, packed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +90,10 @@ class Manifest:
         nbytes: Bytes of all objects that it names.
         shards: One per rank, in order.
         skeleton: Of the replicated state.
-        tensors: Of the replicated state: owner, and offset in the owner's object.
+        tensors: Of the state, one extent for a replicated tensor and one per piece of a sharded
+            one: owner, and offset in the owner's object.
+        average_of: (step, attempt) of the checkpoints whose weights it is the average of. Such a
+            one is nothing to resume from.
     """
 
     run: str
@@ -104,10 +105,11 @@ class Manifest:
     shards: tuple[Shard, ...]
     skeleton: Node
     tensors: tuple[Extent, ...]
+    average_of: tuple[tuple[int, int], ...] = ()
 
     def pack(self) -> bytes:
         """Return the stored form."""
-        return _seal(_MANIFEST, asdict(self))
+        return seal(_MANIFEST, _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Manifest":
@@ -116,10 +118,9 @@ class Manifest:
         Raises:
             ManifestInvalid: Not a manifest, or altered.
         """
-        fields = _unseal(_MANIFEST, packed)
-        shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
-        tensors = tuple(Extent.from_json(extent) for extent in fields.pop("tensors"))
-        return cls(**fields, shards=shards, tensors=tensors)
+        found = parse.manifest(unseal(_MANIFEST, packed))
+        shards = tuple(Shard(**shard) for shard in found.pop("shards"))
+        return cls(**found, shards=shards)
 
 
 def read_manifest(store: ObjectStore, key: str) -> Manifest:
@@ -133,10 +134,26 @@ def read_manifest(store: ObjectStore, key: str) -> Manifest:
         manifest = Manifest.unpack(store.get(key))
     except ManifestInvalid as error:
         raise ManifestInvalid(f"{key}: {error}") from error
-    own = keys.manifest_key(manifest.run, manifest.step)
-    if key != own:
+    own = keys.manifest_key(manifest.run, manifest.step, manifest.attempt)
+    if key not in (own, keys.old_manifest_key(manifest.run, manifest.step)):
         raise ManifestInvalid(f"{key}: is a copy of {own}")
     return manifest
+
+
+def read_commit(store: ObjectStore, run: str, step: int, attempt: int) -> Manifest:
+    """Fetch and verify the manifest of an attempt at a step, also one under an old key.
+
+    Raises:
+        ManifestInvalid: As `read_manifest`.
+        ObjectMissing: It is not committed.
+        StoreError: Not readable.
+    """
+    for key in (keys.manifest_key(run, step, attempt), keys.old_manifest_key(run, step)):
+        with suppress(ObjectMissing):
+            found = read_manifest(store, key)
+            if found.attempt == attempt:
+                return found
+    raise ObjectMissing(f"{run}: step {step} of attempt {attempt} is not committed")
 
 
 def read_index(store: ObjectStore, key: str, crc: int) -> Index:
@@ -157,27 +174,17 @@ def read_index(store: ObjectStore, key: str, crc: int) -> Index:
 
 def skeleton_crc64(skeleton: Node) -> int:
     """Return the CRC by which ranks compare the Python values of a replicated state."""
-    return crc64(_canonical(skeleton))
+    return crc64(canonical(skeleton))
 
 
-def _canonical(fields: object) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _seal(form: str, fields: Mapping[str, Any]) -> bytes:
-    body = {"format": form, **fields}
-    return _canonical({"crc64": crc64(_canonical(body)), "body": body})
-
-
-def _unseal(form: str, packed: bytes) -> dict[str, Any]:
-    try:
-        sealed = json.loads(packed)
-        body, crc = sealed["body"], sealed["crc64"]
-        found = body.pop("format")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ManifestInvalid(f"not a document of format {form}") from error
-    if found != form:
-        raise ManifestInvalid(f"format {found!r}, this version reads {form}")
-    if crc64(_canonical({"format": found, **body})) != crc:
-        raise ManifestInvalid("fails its own CRC")
-    return dict(body)
+def _fields(document: "Index | Manifest") -> dict[str, Any]:
+    """Return the JSON form; not by `asdict`, whose deep copies take seconds for many tensors."""
+    found = {f.name: getattr(document, f.name) for f in fields(document)}
+    for name in ("extents", "tensors"):
+        if name in found:
+            found[name] = [extent.to_json() for extent in found[name]]
+    if "shards" in found:
+        found["shards"] = [asdict(shard) for shard in found["shards"]]
+    if not found.get("average_of", True):
+        del found["average_of"]
+    return found

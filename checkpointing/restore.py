@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from checkpointing import keys
 from checkpointing import leaves as leaf_bytes
+from checkpointing.boxes import Box, whole
+from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, CheckpointingError, RestoreFailed
-from checkpointing.manifest import read_index, read_manifest
+from checkpointing.manifest import read_commit, read_index
+from checkpointing.optimizer_state import create_missing
 from checkpointing.plan import Extent
-from checkpointing.sources import ArenaSource, Wanted, fill_from_store
+from checkpointing.sharded import as_sharded, is_sharded
+from checkpointing.sources import ArenaSource, Part, Wanted, fill_from_store
 from checkpointing.stage.arena import MappedArena
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Flat, Node, flatten, named_leaves, put_back
 
 State = Mapping[str, Any]
+Fill = Callable[[Sequence[Wanted], Sequence[Part]], None]
 _NO_STATE: Node = {"t": "dict", "k": [], "v": []}
 
 
@@ -31,10 +35,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """One half of a checkpoint: the replicated state or this rank's own."""
+    """One half of a checkpoint: the state, or this rank's own.
+
+    Attributes:
+        skeleton: Its structure and Python values.
+        pieces: By tensor, what is stored of it and in which object.
+    """
 
     skeleton: Node
-    wanted: Mapping[str, tuple[Extent, str]]
+    pieces: Mapping[str, Sequence[tuple[Extent, str]]]
 
 
 def restore_from_memory(
@@ -57,17 +66,22 @@ def restore_from_memory(
             )
         extents = source.meta.extents
 
-        def half(kind: str, skeleton: Node) -> _Saved:
-            chosen = {extent.name: (extent, "") for extent in extents if extent.kind == kind}
-            return _Saved(skeleton=skeleton, wanted=chosen)
+        def half(skeleton: Node, *kinds: str) -> _Saved:
+            found = {extent.name: [(extent, "")] for extent in extents if extent.kind in kinds}
+            return _Saved(skeleton=skeleton, pieces=found)
 
-        def fill(wanted: Sequence[Wanted]) -> None:
+        def fill(wanted: Sequence[Wanted], parts: Sequence[Part]) -> None:
+            if parts:
+                raise RestoreFailed(f"{parts[0].extent.name}: not the piece that this rank staged")
             for item in wanted:
                 if not source.fill(item):
                     raise RestoreFailed(f"{item.extent.name}: its bytes in memory fail their CRC")
 
         _restore(
-            (half("replica", source.meta.skeleton), half("local", source.meta.local_skeleton)),
+            (
+                half(source.meta.skeleton, "replica", "shard"),
+                half(source.meta.local_skeleton, "local"),
+            ),
             (state, local),
             fill,
         )
@@ -86,22 +100,37 @@ def restore_from_store(
     state: State,
     local: State | None,
     arena_path: Path | None = None,
-) -> None:
+    *,
+    fresh_local: bool = False,
+) -> int:
     """Restore a committed checkpoint; extents that the own arena holds are taken from there.
+
+    Args:
+        store: Where it is.
+        run: Name of the run.
+        point: Which one.
+        rank: This rank.
+        world: Number of ranks now.
+        state: To be filled.
+        local: To be filled, with what this rank saved.
+        arena_path: The own arena.
+        fresh_local: Leave `local` as it is when another number of ranks saved the checkpoint.
+
+    Returns:
+        Number of ranks that saved it.
 
     Raises:
         RestoreFailed: Not committed, altered, or for another state.
     """
     try:
-        manifest = read_manifest(store, keys.manifest_key(run, point.step))
-        if manifest.attempt != point.attempt:
-            raise RestoreFailed(
-                f"step {point.step} is committed from attempt {manifest.attempt}, "
-                f"not from {point.attempt}"
-            )
+        manifest = read_commit(store, run, point.step, point.attempt)
         objects = {shard.rank: shard.data_key for shard in manifest.shards}
-        replica = {extent.name: (extent, objects[extent.owner]) for extent in manifest.tensors}
-        own = _Saved(skeleton=_NO_STATE, wanted={})
+        pieces: dict[str, list[tuple[Extent, str]]] = {}
+        for extent in manifest.tensors:
+            pieces.setdefault(extent.name, []).append((extent, objects[extent.owner]))
+        own = _Saved(skeleton=_NO_STATE, pieces={})
+        if fresh_local and world != manifest.world:
+            local = None
         if local is not None:
             if world != manifest.world:
                 raise RestoreFailed(
@@ -109,10 +138,11 @@ def restore_from_store(
                 )
             shard = manifest.shards[rank]
             index = read_index(store, shard.index_key, shard.index_crc64)
-            mine = {e.name: (e, shard.data_key) for e in index.extents if e.kind == "local"}
-            own = _Saved(skeleton=index.local_skeleton, wanted=mine)
+            mine = {e.name: [(e, shard.data_key)] for e in index.extents if e.kind == "local"}
+            own = _Saved(skeleton=index.local_skeleton, pieces=mine)
         fill = _arena_first(store, arena_path, point, rank, world)
-        _restore((_Saved(skeleton=manifest.skeleton, wanted=replica), own), (state, local), fill)
+        _restore((_Saved(skeleton=manifest.skeleton, pieces=pieces), own), (state, local), fill)
+        return manifest.world
     except RestoreFailed:
         raise
     except CheckpointingError as error:
@@ -121,8 +151,8 @@ def restore_from_store(
 
 def _arena_first(
     store: ObjectStore, path: Path | None, point: Point, rank: int, world: int
-) -> Callable[[Sequence[Wanted]], None]:
-    def fill(wanted: Sequence[Wanted]) -> None:
+) -> Fill:
+    def fill(wanted: Sequence[Wanted], parts: Sequence[Part]) -> None:
         arena = _open_arena(path) if path is not None else None
         rest = wanted
         if arena is not None:
@@ -134,7 +164,7 @@ def _arena_first(
                 rest = wanted
             finally:
                 arena.close()
-        fill_from_store(store, rest)
+        fill_from_store(store, rest, parts)
 
     return fill
 
@@ -158,55 +188,122 @@ def _slot(arena: MappedArena, point: Point, rank: int, world: int) -> ArenaSourc
     return None
 
 
-def _restore(
-    saved: tuple[_Saved, _Saved],
-    states: tuple[State, State | None],
-    fill: Callable[[Sequence[Wanted]], None],
-) -> None:
+def _restore(saved: tuple[_Saved, _Saved], states: tuple[State, State | None], fill: Fill) -> None:
     """Read both halves into place, then hand over the Python values."""
+    create_missing(states[0], saved[0].skeleton)
     halves = [
-        (half, state, _prepare(half, flatten(state)))
+        (half, state, _targets(half, flatten(state)))
         for half, state in zip(saved, states, strict=True)
         if state is not None
     ]
-    fill([item for _, _, (_, wanted, _) in halves for item in wanted])
-    for half, state, (leaves, wanted, scratch) in halves:
+    targets = [target for _, _, found in halves for target in found]
+    fill([w for t in targets for w in t.wanted], [p for t in targets for p in t.parts])
+    for half, state, found in halves:
         try:
-            for item in wanted:
-                if item.extent.name in scratch:
-                    leaf_bytes.copy_in(leaves[item.extent.name], item.out)
-            put_back(state, half.skeleton, leaves)
+            for target in found:
+                if target.is_scratch:
+                    leaf_bytes.copy_in(target.leaf, target.out)
+            put_back(state, half.skeleton, {target.name: target.leaf for target in found})
         except Exception as error:
             raise RestoreFailed(f"the state does not take the checkpoint: {error}") from error
-        _verify(half, flatten(state))
+        _verify(found, flatten(state))
 
 
-def _prepare(saved: _Saved, flat: Flat) -> tuple[dict[str, Any], list[Wanted], frozenset[str]]:
-    """Return the leaves to end up with, what to read where, and which leaves need a copy."""
-    leaves: dict[str, Any] = {}
-    wanted: list[Wanted] = []
-    scratch: set[str] = set()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """A leaf of the live state and what fills it.
+
+    Attributes:
+        leaf: The leaf; a new one where the state has none or one that cannot be written.
+        like: What is stored of it, for dtype and shape of the whole.
+        out: The bytes to fill: the leaf's own, or room to be copied from (`is_scratch`).
+        wanted: The one stored piece that it equals, else nothing.
+        parts: What else of stored pieces makes it up.
+    """
+
+    name: str
+    kind: str
+    leaf: Any
+    like: Extent
+    out: leaf_bytes.Bytes
+    is_scratch: bool
+    wanted: tuple[Wanted, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def crc64(self) -> int:
+        """What the filled leaf must have."""
+        return self.wanted[0].extent.crc64 if self.wanted else crc64(self.out.data)
+
+
+def _targets(saved: _Saved, flat: Flat) -> list[_Target]:
+    found = []
     for name, kind in named_leaves(saved.skeleton):
-        if name not in saved.wanted:
+        if not saved.pieces.get(name):
             raise RestoreFailed(f"{name}: named by the checkpoint but not in it")
-        extent, key = saved.wanted[name]
-        leaf = flat.leaves.get(name)
-        if leaf is None or (isinstance(leaf, np.ndarray) and not leaf.flags.writeable):
-            leaf = leaf_bytes.empty(kind, extent.dtype, extent.shape)
-        _same(name, kind, extent, leaf)
-        out = leaf_bytes.bytes_of(leaf)
-        if out is None:
-            out = np.empty(extent.nbytes, dtype=np.uint8)
-            scratch.add(name)
-        leaves[name] = leaf
-        wanted.append(Wanted(extent=extent, key=key, out=out))
-    return leaves, wanted, frozenset(scratch)
+        found.append(_target(name, kind, saved.pieces[name], flat.leaves.get(name)))
+    return found
+
+
+def _target(name: str, kind: str, pieces: Sequence[tuple[Extent, str]], leaf: Any) -> _Target:
+    like = pieces[0][0]
+    if leaf is None and kind == "shard":
+        raise RestoreFailed(
+            f"{name}: sharded in the checkpoint, and the state does not say which piece of it this "
+            "rank has; create it before the restore"
+        )
+    if leaf is None or (isinstance(leaf, np.ndarray) and not leaf.flags.writeable):
+        leaf = leaf_bytes.empty(kind, like.dtype, like.shape)
+    _same(name, kind, like, leaf)
+    out = leaf_bytes.bytes_of(leaf)
+    is_scratch = out is None
+    if out is None:
+        out = np.empty(leaf_bytes.nbytes_of(leaf), dtype=np.uint8)
+    box = _box_of(leaf)
+    exact = next((piece for piece in pieces if piece[0].box == box), None)
+    wanted = (Wanted(extent=exact[0], key=exact[1], out=out),) if exact else ()
+    parts = () if exact else _parts(pieces, box, out)
+    held = box.volume if exact else sum(part.box.volume for part in parts)
+    if held != box.volume:
+        raise RestoreFailed(f"{name}: {held} of {box.volume} elements are stored")
+    return _Target(
+        name=name,
+        kind=kind,
+        leaf=leaf,
+        like=like,
+        out=out,
+        is_scratch=is_scratch,
+        wanted=wanted,
+        parts=parts,
+    )
+
+
+def _parts(
+    pieces: Sequence[tuple[Extent, str]], box: Box, out: leaf_bytes.Bytes
+) -> tuple[Part, ...]:
+    """Return what of each stored piece lies in the box that is wanted."""
+    found = []
+    for extent, key in pieces:
+        common = extent.box.overlap(box)
+        if common is None:
+            continue
+        items = out.view(f"V{extent.nbytes // extent.box.volume}").reshape(box.shape)
+        place = items[common.inside(box).slices()]
+        found.append(Part(extent=extent, key=key, box=common.inside(extent.box), out=place))
+    return tuple(found)
+
+
+def _box_of(leaf: Any) -> Box:
+    return as_sharded(leaf).box if is_sharded(leaf) else whole(leaf_bytes.shape_of(leaf))
 
 
 def _same(name: str, kind: str, extent: Extent, leaf: Any) -> None:
-    found_kind = "ndarray" if isinstance(leaf, np.ndarray) else "tensor"
-    saved = (kind, extent.dtype, extent.shape)
-    found = (found_kind, leaf_bytes.dtype_of(leaf), leaf_bytes.shape_of(leaf))
+    """Check that a leaf is of the stored kind; a piece is one of a tensor as well."""
+    found_kind = "ndarray" if isinstance(leaf_bytes.plain(leaf), np.ndarray) else "tensor"
+    kind = found_kind if kind == "shard" else kind
+    shape = as_sharded(leaf).shape if is_sharded(leaf) else leaf_bytes.shape_of(leaf)
+    saved = (kind, extent.dtype, extent.global_shape)
+    found = (found_kind, leaf_bytes.dtype_of(leaf), shape)
     if saved != found:
         raise RestoreFailed(
             f"{name}: saved as {saved[0]} {saved[1]} {list(saved[2])}, "
@@ -214,13 +311,12 @@ def _same(name: str, kind: str, extent: Extent, leaf: Any) -> None:
         )
 
 
-def _verify(saved: _Saved, flat: Flat) -> None:
+def _verify(targets: Sequence[_Target], flat: Flat) -> None:
     """Check what `load_state_dict` made of it: some cast, some drop."""
-    for name, kind in named_leaves(saved.skeleton):
-        leaf = flat.leaves.get(name)
+    for target in targets:
+        leaf = flat.leaves.get(target.name)
         if leaf is None:
-            raise RestoreFailed(f"{name}: was saved, and the state did not take it")
-        extent, _ = saved.wanted[name]
-        _same(name, kind, extent, leaf)
-        if leaf_bytes.crc_of(leaf) != extent.crc64:
-            raise RestoreFailed(f"{name}: the state changed it while taking it")
+            raise RestoreFailed(f"{target.name}: was saved, and the state did not take it")
+        _same(target.name, target.kind, target.like, leaf)
+        if leaf_bytes.crc_of(leaf) != target.crc64:
+            raise RestoreFailed(f"{target.name}: the state changed it while taking it")

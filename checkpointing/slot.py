@@ -16,12 +16,12 @@ from typing import Final
 from checkpointing.errors import SlotInvalid
 from checkpointing.seqlock import Record
 
-_MAGIC: Final = b"EVSTSLT2"
+_MAGIC: Final = b"EVSTSLT3"
 _SIZE: Final = 4096
 _BEAT_AT: Final = 64
 _CONTROL_AT: Final = 2048
-# pid step phase since allowed loss step_s stall_s, four counters, guarded
-_BEAT: Final = "<qqqdddddqqqqq"
+# pid step phase since allowed loss step_s stall_s, five counters, guarded
+_BEAT: Final = "<qqqdddddqqqqqq"
 _CONTROL: Final = "<qqqqq"
 
 
@@ -55,6 +55,8 @@ class SlotReading:
         beats: Number of heartbeats written.
         saves: Saves staged.
         skipped_saves: Saves left out because no slot was free.
+        dropped_saves: Saves that did not stay: a later one took the place of one that waited for
+            its upload, or the state changed while it was copied.
         tokens: Tokens trained so far, 0 when not told.
         guarded: SIGTERM ends it only when announced (`Control.terminate`), and not while its main
             thread waits inside a library: end it with SIGKILL.
@@ -71,6 +73,7 @@ class SlotReading:
     beats: int = 0
     saves: int = 0
     skipped_saves: int = 0
+    dropped_saves: int = 0
     tokens: int = 0
     guarded: bool = False
 
@@ -161,6 +164,7 @@ class RankSlot(_Mapped):
             reading.beats,
             reading.saves,
             reading.skipped_saves,
+            reading.dropped_saves,
             reading.tokens,
             int(reading.guarded),
         )
@@ -175,7 +179,7 @@ class SlotView(_Mapped):
         if values is None:
             return None
         pid, step, phase, since, allowed, loss, step_s, stall_s, *counters = values
-        beats, saves, skipped, tokens, guarded = (int(value) for value in counters)
+        beats, saves, skipped, dropped, tokens, guarded = (int(value) for value in counters)
         return SlotReading(
             pid=int(pid),
             step=int(step),
@@ -188,6 +192,7 @@ class SlotView(_Mapped):
             beats=beats,
             saves=saves,
             skipped_saves=skipped,
+            dropped_saves=dropped,
             tokens=tokens,
             guarded=bool(guarded),
         )

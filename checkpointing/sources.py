@@ -1,15 +1,18 @@
 """Where the bytes of a checkpoint are read from, each extent checked by its CRC on the way."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from checkpointing.boxes import Box, row_range, split, whole
 from checkpointing.checksum import combine, crc64
 from checkpointing.errors import RestoreFailed
-from checkpointing.leaves import Bytes
+from checkpointing.leaves import BLOCK, Bytes
 from checkpointing.plan import Extent
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.writer import Meta
@@ -19,6 +22,7 @@ _THREADS: Final = 8
 _PIECE: Final = 32 << 20
 _SMALL: Final = 8 << 20  # cheaper to copy once more than to ask for alone
 _RUN: Final = 16 << 20
+_GAP: Final = 1 << 20
 _CHUNK: Final = 1 << 20
 
 
@@ -59,33 +63,148 @@ class ArenaSource:
         return crc == wanted.extent.crc64
 
 
-def fill_from_store(store: ObjectStore, wanted: Iterable[Wanted]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of a stored piece of a tensor, and where it shall go.
+
+    Attributes:
+        extent: The stored piece.
+        key: Object that holds it.
+        box: What is wanted of it, in its own coordinates.
+        out: Array of raw items with the shape of `box`, in any strides.
+    """
+
+    extent: Extent
+    key: str
+    box: Box
+    out: NDArray[np.void]
+
+
+def fill_from_store(
+    store: ObjectStore, wanted: Iterable[Wanted], parts: Iterable[Part] = ()
+) -> None:
     """Fill everything by parallel ranged reads: large extents in pieces, small ones together.
+
+    Of a part are read the blocks that it lies in, since a CRC is known of each of those.
 
     Raises:
         RestoreFailed: Bytes do not have the CRC that was recorded for them.
         StoreError: The store could not deliver.
     """
-    small: list[Wanted] = []
-    large: list[Wanted] = []
-    for item in wanted:
-        if item.extent.nbytes:
-            (large if item.extent.nbytes > _SMALL else small).append(item)
-
+    jobs = _jobs(wanted, parts)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
-        runs = [pool.submit(_fill_run, store, run) for run in _runs(small)]
+        runs = [pool.submit(_fill_run, store, run) for run in _runs(jobs.together)]
+        runs += [pool.submit(_fill_part, store, part) for one in jobs.parts for part in _cut(one)]
         pieces = [
             [pool.submit(_fill_piece, store, item, start) for start in _starts(item)]
-            for item in large
+            for item in jobs.large
         ]
         try:
             for future in runs:
                 future.result()
-            for item, futures in zip(large, pieces, strict=True):
+            for item, futures in zip(jobs.large, pieces, strict=True):
                 _check(item, combine(future.result() for future in futures))
+            for shared in _by_extent(jobs.alone):
+                _fill_whole(store, pool, shared)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """What is read how.
+
+    Attributes:
+        together: Extents that are read whole, with their neighbours.
+        large: Extents that are read in pieces, straight into place.
+        parts: Some blocks of large extents.
+        alone: Parts of large extents of which no blocks are known: read whole, one after another.
+    """
+
+    together: list[Wanted | Part]
+    large: list[Wanted]
+    parts: list[Part]
+    alone: list[Part]
+
+
+def _jobs(wanted: Iterable[Wanted], parts: Iterable[Part]) -> _Jobs:
+    jobs = _Jobs([], [], [], [])
+    for item in (*wanted, *map(_straight, parts)):
+        if not item.extent.nbytes:
+            continue
+        if item.extent.nbytes <= _SMALL:
+            jobs.together.append(item)
+        elif isinstance(item, Wanted):
+            jobs.large.append(item)
+        elif item.extent.blocks or item.extent.nbytes <= BLOCK:
+            jobs.parts.append(item)
+        else:
+            jobs.alone.append(item)
+    return jobs
+
+
+def _straight(part: Part) -> Wanted | Part:
+    """Return a part that is all of its extent, in a row, as something to be filled directly."""
+    if part.box != whole(part.extent.shape) or not part.out.flags.c_contiguous:
+        return part
+    out = part.out.reshape(-1).view(np.uint8)
+    return Wanted(extent=part.extent, key=part.key, out=out)
+
+
+def _cut(part: Part) -> Iterator[Part]:
+    """Cut a part by its rows, so that no read takes much memory."""
+    first, last = row_range(part.box, part.extent.shape)
+    rows = part.box.shape[0] if part.box.shape else 1
+    if (last - first) * part.out.itemsize <= 2 * _PIECE or rows < 2:
+        yield part
+        return
+    start, shape = part.box.start, part.box.shape
+    for begin, length in split(rows, 2):
+        box = Box((start[0] + begin, *start[1:]), (length, *shape[1:]))
+        yield from _cut(replace(part, box=box, out=part.out[begin : begin + length]))
+
+
+def _fill_part(store: ObjectStore, part: Part) -> None:
+    extent, size = part.extent, part.out.itemsize
+    first, last = row_range(part.box, extent.shape)
+    begin = first * size // BLOCK * BLOCK
+    end = min(-(-last * size // BLOCK) * BLOCK, extent.nbytes)
+    raw = np.empty(end - begin, dtype=np.uint8)
+    store.read_into(part.key, extent.offset + begin, raw.data)
+    sums = extent.blocks or (extent.crc64,)
+    for number, at in enumerate(range(0, raw.nbytes, BLOCK), start=begin // BLOCK):
+        if crc64(raw[at : at + BLOCK].data) != sums[number]:
+            raise RestoreFailed(f"{extent.name}: its bytes in {part.key} fail their CRC")
+    _take(part, raw, first * size - begin)
+
+
+def _take(part: Part, raw: Bytes, offset: int) -> None:
+    """Copy a part out of bytes of its extent; its first element is at `offset` in those."""
+    shape, size = part.extent.shape, part.out.itemsize
+    strides = tuple(size * math.prod(shape[n + 1 :]) for n in range(len(shape)))
+    part.out[...] = np.ndarray(
+        part.box.shape, dtype=part.out.dtype, buffer=raw.data, offset=offset, strides=strides
+    )
+
+
+def _by_extent(parts: Iterable[Part]) -> Iterable[list[Part]]:
+    found: dict[tuple[str, int], list[Part]] = {}
+    for part in parts:
+        found.setdefault((part.key, part.extent.offset), []).append(part)
+    return found.values()
+
+
+def _fill_whole(store: ObjectStore, pool: ThreadPoolExecutor, parts: Sequence[Part]) -> None:
+    """Read an extent for parts of it."""
+    extent = parts[0].extent
+    raw = np.empty(extent.nbytes, dtype=np.uint8)
+    item = Wanted(extent=extent, key=parts[0].key, out=raw)
+    futures = [pool.submit(_fill_piece, store, item, start) for start in _starts(item)]
+    _check(item, combine(future.result() for future in futures))
+    for part in parts:
+        begin, _ = row_range(part.box, extent.shape)
+        _take(part, raw, begin * part.out.itemsize)
 
 
 def _starts(item: Wanted) -> range:
@@ -98,32 +217,40 @@ def _fill_piece(store: ObjectStore, item: Wanted, start: int) -> tuple[int, int]
     return crc64(piece.data), piece.nbytes
 
 
-def _fill_run(store: ObjectStore, run: Sequence[Wanted]) -> None:
-    first, last = run[0].extent, run[-1].extent
-    block = np.empty(last.offset + last.nbytes - first.offset, dtype=np.uint8)
+def _fill_run(store: ObjectStore, run: Sequence[Wanted | Part]) -> None:
+    first = run[0].extent
+    end = max(item.extent.offset + item.extent.nbytes for item in run)
+    block = np.empty(end - first.offset, dtype=np.uint8)
     store.read_into(run[0].key, first.offset, block.data)
     for item in run:
         start = item.extent.offset - first.offset
-        np.copyto(item.out, block[start : start + item.extent.nbytes])
-        _check(item, crc64(item.out.data))
+        raw = block[start : start + item.extent.nbytes]
+        _check(item, crc64(raw.data))
+        if isinstance(item, Wanted):
+            np.copyto(item.out, raw)
+        else:
+            begin, _ = row_range(item.box, item.extent.shape)
+            _take(item, raw, begin * item.out.itemsize)
 
 
-def _runs(items: Iterable[Wanted]) -> list[list[Wanted]]:
-    """Group small neighbours in one object."""
-    runs: list[list[Wanted]] = []
+def _runs(items: Iterable[Wanted | Part]) -> list[list[Wanted | Part]]:
+    """Group neighbours in one object; a small gap is cheaper to read than to skip."""
+    runs: list[list[Wanted | Part]] = []
+    begin = end = 0
     for item in sorted(items, key=lambda item: (item.key, item.extent.offset)):
-        if runs:
-            first, last = runs[-1][0], runs[-1][-1]
-            adjacent = last.extent.offset + last.extent.nbytes == item.extent.offset
-            length = item.extent.offset + item.extent.nbytes - first.extent.offset
-            if item.key == first.key and adjacent and length <= _RUN:
+        stop = item.extent.offset + item.extent.nbytes
+        if runs and item.key == runs[-1][0].key:
+            is_near = item.extent.offset <= end + _GAP
+            if is_near and max(stop, end) - begin <= max(_RUN, end - begin):
                 runs[-1].append(item)
+                end = max(stop, end)
                 continue
         runs.append([item])
+        begin, end = item.extent.offset, stop
     return runs
 
 
-def _check(item: Wanted, crc: int) -> None:
+def _check(item: Wanted | Part, crc: int) -> None:
     if crc != item.extent.crc64:
         raise RestoreFailed(
             f"{item.extent.name}: its bytes in {item.key} fail their CRC "

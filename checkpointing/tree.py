@@ -1,7 +1,8 @@
 """A training state as a JSON skeleton and named leaves, and back.
 
-Leaves are tensors and arrays. Everything else is in the skeleton: JSON has no tuples, bytes, whole
-numbers of any size or non-finite floats, so those are objects with a tag `t`.
+Leaves are tensors, arrays, and pieces of tensors that no rank has whole. Everything else is in the
+skeleton: JSON has no tuples, bytes, whole numbers of any size or non-finite floats, so those are
+objects with a tag `t`.
 """
 
 import base64
@@ -13,10 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from checkpointing import leaves as leaf_bytes
+from checkpointing.sharded import is_sharded
 
 Node = Any
 """JSON: what `json.loads` returns."""
 
+LEAVES: Final = ("tensor", "ndarray", "shard")
 _EXACT: Final = 1 << 53
 
 
@@ -45,7 +48,7 @@ def flatten(state: Mapping[str, Any]) -> Flat:
         _check_key(key, "the state")
         path = _join("", key)
         keys.append(key)
-        if _is_object(value):
+        if is_object(value):
             values.append({"t": "object", "v": _encode(value.state_dict(), path, leaves)})
         else:
             values.append(_encode(value, path, leaves))
@@ -57,7 +60,7 @@ def unflatten(skeleton: Node, leaves: Mapping[str, Any]) -> Any:
     if not isinstance(skeleton, dict):
         return skeleton
     tag = skeleton["t"]
-    if tag in ("tensor", "ndarray"):
+    if tag in LEAVES:
         return leaves[skeleton["n"]]
     if tag == "object":
         return unflatten(skeleton["v"], leaves)
@@ -85,7 +88,7 @@ def put_back(state: Mapping[str, Any], skeleton: Node, leaves: Mapping[str, Any]
     for key, node in saved.items():
         target = state[key]
         was_object = isinstance(node, dict) and node["t"] == "object"
-        if was_object != _is_object(target):
+        if was_object != is_object(target):
             was, now = ("an object", "a value") if was_object else ("a value", "an object")
             raise KeyError(f"{key}: saved from {was}, the state has {now}")
         if was_object:
@@ -99,10 +102,10 @@ def put_back(state: Mapping[str, Any], skeleton: Node, leaves: Mapping[str, Any]
 
 
 def named_leaves(skeleton: Node) -> Iterator[tuple[str, str]]:
-    """Yield (name, kind) of every leaf, kind being `tensor` or `ndarray`."""
+    """Yield (name, kind) of every leaf, kind being one of `LEAVES`."""
     if not isinstance(skeleton, dict):
         return
-    if skeleton["t"] in ("tensor", "ndarray"):
+    if skeleton["t"] in LEAVES:
         yield skeleton["n"], skeleton["t"]
     elif skeleton["t"] == "object":
         yield from named_leaves(skeleton["v"])
@@ -129,31 +132,49 @@ def _merge(target: Any, node: Node, leaves: Mapping[str, Any], path: str) -> Any
     return unflatten(node, leaves)
 
 
-def _encode(value: Any, path: str, leaves: dict[str, Any]) -> Node:
+def is_scalar(value: object) -> bool:
+    """Tell a Python value that a skeleton holds itself."""
+    return type(value) in _SCALAR_TYPES
+
+
+def is_object(value: object) -> bool:
+    """Tell what gives and takes a state of its own."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def scalar(value: Any) -> Node:
+    """Return the node of a Python value that `is_scalar`."""
     exact = type(value)
-    if value is None or exact in (bool, str):
-        return value
     if exact is int:
         return value if -_EXACT < value < _EXACT else {"t": "int", "v": hex(value)}
     if exact is float:
         return value if math.isfinite(value) else {"t": "float", "v": repr(value)}
     if exact is bytes:
         return {"t": "bytes", "v": base64.b64encode(value).decode()}
+    return value
+
+
+def _encode(value: Any, path: str, leaves: dict[str, Any]) -> Node:
+    exact = type(value)
+    if exact in _SCALAR_TYPES:
+        return scalar(value)
     if isinstance(value, dict):
         return _encode_dict(value, path, leaves)
     if exact is list or exact is tuple or exact.__name__ == "Size":
         tag = "list" if exact is list else "tuple"
         children = [_encode(child, _join(path, i), leaves) for i, child in enumerate(value)]
         return {"t": tag, "v": children}
+    sharded = is_sharded(value)
     tensor = leaf_bytes.is_tensor(value)
-    if tensor or exact is np.ndarray:
+    if sharded or tensor or exact is np.ndarray:
         problem = leaf_bytes.unsupported(value)
         if problem is not None:
             raise TypeError(f"{path}: {problem}")
         if path in leaves:
             raise TypeError(f"{path}: two keys of one dict have the same name")
         leaves[path] = value
-        return {"t": "tensor" if tensor else "ndarray", "n": path}
+        tag = "shard" if sharded else "tensor" if tensor else "ndarray"
+        return {"t": tag, "n": path}
     raise TypeError(
         f"{path}: {exact.__module__}.{exact.__qualname__} cannot be saved; give tensors, arrays, "
         "numbers, strings, bytes, None, dicts, lists, tuples, or at the top level an object with "
@@ -170,10 +191,6 @@ def _encode_dict(value: dict[Any, Any], path: str, leaves: dict[str, Any]) -> No
     return {"t": "dict", "k": keys, "v": values}
 
 
-def _is_object(value: object) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
 def _check_key(key: object, path: str) -> None:
     if type(key) is str or (type(key) is int and -_EXACT < key < _EXACT):
         return
@@ -185,6 +202,7 @@ def _join(path: str, key: object) -> str:
     return f"{path}/{part}" if path else part
 
 
+_SCALAR_TYPES: Final = frozenset((type(None), bool, str, int, float, bytes))
 _SCALARS: Final[dict[str, Callable[[str], Any]]] = {
     "int": lambda text: int(text, 16),
     "float": float,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from orchestrator import cli_submit
+from orchestrator.cli_checkpoints import checkpoints_app
 from orchestrator.cli_nodes import nodes_app
 from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
 from orchestrator.exit_codes import MEANING, OUTCOME_CODE, ExitCode
@@ -42,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(nodes_app, name="nodes")
+app.add_typer(checkpoints_app, name="checkpoints")
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's name, its directory or its run.toml.")

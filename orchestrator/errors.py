@@ -7,6 +7,7 @@ EverstepError
 +-- NotFound             no such run, no supervisor to talk to            (5)
 +-- LeaseLost            deposed by a later supervisor: stop at once      (4)
 +-- LedgerUnavailable    the ledger of nodes cannot be read or written    (3)
++-- CheckpointDamaged    a checkpoint's bytes are not what was committed  (8)
 +-- JournalCorrupt       a damaged line that is not the last one          (70)
 """
 
@@ -59,3 +60,9 @@ class LedgerUnavailable(EverstepError):
 
 class JournalCorrupt(EverstepError):
     """A line before the last one is damaged; nothing is repaired by itself."""
+
+
+class CheckpointDamaged(EverstepError):
+    """Bytes of a checkpoint, or what describes them, are not what was committed."""
+
+    exit_code = ExitCode.DAMAGED

@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 5
     STOPPED = 6
     DIFFERENT = 7
+    DAMAGED = 8
     INTERNAL = 70
     INTERRUPTED = 130
 
@@ -24,9 +25,10 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.USAGE: "wrong command line or wrong key in the TOML; nothing was started",
     ExitCode.PRECONDITION: "store, port, disk or script not usable; nothing was started",
     ExitCode.ALREADY_RUNNING: "another supervisor holds this run",
-    ExitCode.NOT_FOUND: "no such run or node, or no supervisor is there",
+    ExitCode.NOT_FOUND: "no such run, node or checkpoint, or no supervisor is there",
     ExitCode.STOPPED: "stopped by the operator; the run can go on later",
-    ExitCode.DIFFERENT: "`replay` came to another decision than the journal",
+    ExitCode.DIFFERENT: "`replay` came to another decision than the journal; `diff` differs",
+    ExitCode.DAMAGED: "bytes of a checkpoint are not what was committed; they were named",
     ExitCode.INTERNAL: "a bug in everstep; the journal is intact",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C); the ranks go on, run it again to adopt them",
 }

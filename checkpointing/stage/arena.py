@@ -1,8 +1,10 @@
 """The arena: one file per rank in shared memory, two slots, readable by anyone at any moment.
 
-    page 0            magic, capacities, their CRC
+    page 0            magic, capacities, number of slots, their CRC
     page 1, page 2    header of slot 0, slot 1: a seqlocked record and one word of upload state
-    then per slot     meta (JSON) and the extents, each at a multiple of 4096
+    then per slot     meta (JSON) and the extents, the large ones at multiples of 4096
+
+Where memory is scarce there is one slot only, and the second header stays empty.
 
 The rank writes everything but the upload word, the uploader writes only that. The upload word
 carries the sequence number that it speaks about, so a slot that is written again falls back to
@@ -24,13 +26,14 @@ from checkpointing.seqlock import Record
 
 PAGE: Final = 4096
 SLOTS: Final = 2
-_MAGIC: Final = b"EVSTARN1"
-_CAPACITIES: Final = struct.Struct("<QQ")
+_MAGIC: Final = b"EVSTARN2"
+_CAPACITIES: Final = struct.Struct("<QQQ")
 _CAPACITIES_CRC: Final = struct.Struct("<I")
 _RECORD_AT: Final = 64
 # step, attempt, rank, world, staged_at, data bytes, meta bytes, CRC64 of the meta
 _HEADER: Final = "<qqqqdQQQ"
 _STATE_BITS: Final = 8
+_POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
 
 
 class UploadState(StrEnum):
@@ -74,15 +77,16 @@ class StagedSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacities:
-    """Bytes that each slot has room for, both multiples of a page."""
+    """Bytes that each slot has room for, both multiples of a page, and how many slots there are."""
 
     meta: int
     data: int
+    slots: int = SLOTS
 
     @property
     def file_nbytes(self) -> int:
         """Size of the whole file."""
-        return PAGE * (1 + SLOTS) + SLOTS * (self.meta + self.data)
+        return self.meta_at(self.slots)
 
     def meta_at(self, index: int) -> int:
         """Where a slot's meta begins."""
@@ -94,7 +98,7 @@ class Capacities:
 
     def pack(self) -> bytes:
         """Return page 0."""
-        body = _CAPACITIES.pack(self.meta, self.data)
+        body = _CAPACITIES.pack(self.meta, self.data, self.slots)
         crc = _CAPACITIES_CRC.pack(zlib.crc32(body))
         return (_MAGIC + body + crc).ljust(PAGE, b"\0")
 
@@ -110,8 +114,10 @@ class Capacities:
         crc = page[body_end : body_end + _CAPACITIES_CRC.size]
         if page[: len(_MAGIC)] != _MAGIC or crc != _CAPACITIES_CRC.pack(zlib.crc32(body)):
             raise ArenaInvalid("not an arena of this version")
-        meta, data = _CAPACITIES.unpack(body)
-        return cls(meta=meta, data=data)
+        meta, data, slots = _CAPACITIES.unpack(body)
+        if not 1 <= slots <= SLOTS:
+            raise ArenaInvalid(f"an arena of {slots} slots")
+        return cls(meta=meta, data=data, slots=slots)
 
 
 class Header:
@@ -167,8 +173,12 @@ class Header:
 class MappedArena:
     """An arena file mapped into memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, populate: bool = False) -> None:
         """Map the file.
+
+        Args:
+            path: The file.
+            populate: Enter all of its pages at once, so that no copy meets one for the first time.
 
         Raises:
             ArenaInvalid: Not an arena, or shorter than it says.
@@ -178,10 +188,12 @@ class MappedArena:
             self.capacities = Capacities.unpack(file.read(PAGE))
             if os.fstat(file.fileno()).st_size < self.capacities.file_nbytes:
                 raise ArenaInvalid(f"{path}: shorter than its header says")
-            self.map = mmap.mmap(file.fileno(), self.capacities.file_nbytes)
+            flags = mmap.MAP_SHARED | (_POPULATE if populate else 0)
+            self.map = mmap.mmap(file.fileno(), self.capacities.file_nbytes, flags=flags)
         self.view = memoryview(self.map)
         self.headers = tuple(
-            Header(self.view[PAGE * (1 + index) : PAGE * (2 + index)]) for index in range(SLOTS)
+            Header(self.view[PAGE * (1 + index) : PAGE * (2 + index)])
+            for index in range(self.capacities.slots)
         )
 
     def staged(self) -> tuple[StagedSlot, ...]:
@@ -210,13 +222,13 @@ def peek(path: Path) -> tuple[StagedSlot, ...]:
     try:
         with path.open("rb") as file:
             pages = file.read(PAGE * (1 + SLOTS))
-        Capacities.unpack(pages[:PAGE])
+        slots = Capacities.unpack(pages[:PAGE]).slots
     except (FileNotFoundError, IsADirectoryError, ArenaInvalid):
         return ()
     if len(pages) < PAGE * (1 + SLOTS):
         return ()
     view = memoryview(pages)
-    return _complete([Header(view[PAGE * (1 + i) : PAGE * (2 + i)]) for i in range(SLOTS)])
+    return _complete([Header(view[PAGE * (1 + i) : PAGE * (2 + i)]) for i in range(slots)])
 
 
 def _complete(headers: "tuple[Header, ...] | list[Header]") -> tuple[StagedSlot, ...]:

@@ -2,10 +2,49 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_UNLIMITED: Final = 1 << 60  # what version 1 says for no limit is about 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Version:
+    """How one of the two kinds of control groups says what it limits.
+
+    Attributes:
+        controllers: Third field of the line in /proc/self/cgroup.
+        root: Where they are mounted, below `_CGROUP`.
+        limit: File with the limit.
+        used: File with what is used.
+        given_up: What in `memory.stat` is page cache that is given up on demand.
+    """
+
+    controllers: str
+    root: str
+    limit: str
+    used: str
+    given_up: str
+
+
+_VERSIONS: Final = (
+    _Version(
+        controllers="",
+        root="",
+        limit="memory.max",
+        used="memory.current",
+        given_up="inactive_file",
+    ),
+    _Version(
+        controllers="memory",
+        root="memory",
+        limit="memory.limit_in_bytes",
+        used="memory.usage_in_bytes",
+        given_up="total_inactive_file",
+    ),
+)
 
 
 def room_for(folder: Path) -> dict[str, int]:
@@ -15,9 +54,11 @@ def room_for(folder: Path) -> dict[str, int]:
     available = _meminfo("MemAvailable")
     if available is not None:
         room["MemAvailable"] = available
-    in_cgroups = [left for group in _cgroups() if (left := _left_in(group)) is not None]
-    if in_cgroups:
-        room["cgroup memory.max"] = min(in_cgroups)
+    for version in _VERSIONS:
+        lefts = (_left_in(group, version) for group in _groups(version))
+        known = [left for left in lefts if left is not None]
+        if known:
+            room[f"cgroup {version.limit}"] = min(known)
     return room
 
 
@@ -26,27 +67,31 @@ def gib(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB"
 
 
-def _cgroups() -> Iterator[Path]:
+def _groups(version: _Version) -> Iterator[Path]:
     """Yield this process's cgroup and those around it: a batch system limits an outer one."""
-    own = _CGROUP / _own_cgroup()
+    root = _CGROUP / version.root
+    own = root / _own_cgroup(version.controllers)
     yield own
-    yield from (outer for outer in own.parents if outer.is_relative_to(_CGROUP))
+    yield from (outer for outer in own.parents if outer.is_relative_to(root))
 
 
-def _own_cgroup() -> str:
+def _own_cgroup(controllers: str) -> str:
     try:
-        line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
-    except (OSError, IndexError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
         return ""
-    return line.rpartition("::")[2].lstrip("/")
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if names == controllers or (controllers and controllers in names.split(",")):
+            return path.lstrip("/")
+    return ""
 
 
-def _left_in(cgroup: Path) -> int | None:
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is None or used is None:
+def _left_in(cgroup: Path, version: _Version) -> int | None:
+    limit, used = _number(cgroup / version.limit), _number(cgroup / version.used)
+    if limit is None or used is None or limit >= _UNLIMITED:
         return None
-    # The page cache counts as used but is given up on demand.
-    return limit - used + (_cgroup_stat(cgroup, "inactive_file") or 0)
+    return limit - used + (_cgroup_stat(cgroup, version.given_up) or 0)
 
 
 def _meminfo(name: str) -> int | None:

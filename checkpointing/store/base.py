@@ -8,6 +8,9 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from checkpointing.errors import StoreError
+from checkpointing.store.budget import Budget
+from checkpointing.store.pace import Pacer
+from checkpointing.store.transfer import Transfer
 
 _SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._=-/")
 
@@ -20,15 +23,20 @@ class StoreConfig:
         url: `s3://bucket/prefix` or `file:///folder`.
         endpoint_url: S3 endpoint, None for AWS.
         region: S3 region.
+        max_bytes_per_s: What a node may send to it at most, None for as fast as it takes.
     """
 
     url: str
     endpoint_url: str | None = None
     region: str | None = None
+    max_bytes_per_s: float | None = None
 
     def to_json(self) -> str:
         """Return the one-line JSON that `from_json` reads."""
-        return json.dumps(asdict(self), sort_keys=True)
+        fields = asdict(self)
+        if self.max_bytes_per_s is None:
+            del fields["max_bytes_per_s"]
+        return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "StoreConfig":
@@ -40,9 +48,12 @@ class StoreConfig:
         fields = json.loads(text)
         if not isinstance(fields, dict) or not isinstance(fields.get("url"), str):
             raise ValueError('a store is a JSON object with at least "url"')
-        unknown = set(fields) - {"url", "endpoint_url", "region"}
+        unknown = set(fields) - {"url", "endpoint_url", "region", "max_bytes_per_s"}
         if unknown:
             raise ValueError(f"unknown keys of a store: {', '.join(sorted(unknown))}")
+        most = fields.get("max_bytes_per_s")
+        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
+            raise ValueError("max_bytes_per_s of a store is a positive number")
         return cls(**fields)
 
 
@@ -54,11 +65,28 @@ class ObjectInfo:
         key: Key relative to the store's prefix.
         nbytes: Size.
         crc64: CRC64NVME over the whole object when the store knows it without reading, else None.
+        modified_at: When it was created, in Unix seconds by the store's clock; known from a list.
     """
 
     key: str
     nbytes: int
     crc64: int | None = None
+    modified_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenUpload:
+    """An upload that was begun and neither completed nor aborted: it costs, and no list shows it.
+
+    Attributes:
+        key: Key that it is for, relative to the store's prefix.
+        upload_id: What the store calls it.
+        started_at: Unix seconds by the store's clock.
+    """
+
+    key: str
+    upload_id: str
+    started_at: float
 
 
 class ObjectStore(Protocol):
@@ -72,7 +100,7 @@ class ObjectStore(Protocol):
         """Create a small object; False when the key exists, whoever wrote it."""
         ...
 
-    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
+    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> Transfer:
         """Create an object from the concatenation of `parts`, verified end to end.
 
         An object with the same size and CRC that is already there counts as success.
@@ -112,6 +140,14 @@ class ObjectStore(Protocol):
         """Delete an object; a missing one is no error."""
         ...
 
+    def open_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        """Return the open uploads whose key begins with `prefix`, those of live writers too."""
+        ...
+
+    def abort_upload(self, upload: OpenUpload) -> None:
+        """Abort one; a missing one is no error. Its writer, if it lives, begins again."""
+        ...
+
     def probe(self) -> None:
         """Check reachability, permissions and conditional puts.
 
@@ -135,17 +171,23 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_store(config: StoreConfig) -> ObjectStore:
+def open_store(config: StoreConfig, pace: Pacer | None = None) -> ObjectStore:
     """Return the store that the URL names; touches nothing yet.
+
+    Args:
+        config: Which store.
+        pace: The budget to keep to; None for one of this store alone, with the configured cap.
 
     Raises:
         StoreError: The URL is neither `s3://bucket[/prefix]` nor `file:///folder`.
     """
     parts = urlsplit(config.url)
+    if pace is None:
+        pace = Pacer(Budget(max_bytes_per_s=config.max_bytes_per_s))
     if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
         from checkpointing.store.directory import DirectoryStore
 
-        return DirectoryStore(Path(unquote(parts.path)))
+        return DirectoryStore(Path(unquote(parts.path)), pace)
     if parts.scheme == "s3" and parts.netloc:
         from checkpointing.store.s3 import S3Store  # here, so that others need no boto3
 
@@ -155,5 +197,6 @@ def open_store(config: StoreConfig) -> ObjectStore:
             prefix=f"{check_key(prefix)}/" if prefix else "",
             endpoint_url=config.endpoint_url,
             region=config.region,
+            pace=pace,
         )
     raise StoreError(f"store url {config.url!r}: write s3://bucket/prefix or file:///folder")

@@ -18,10 +18,13 @@ from checkpointing.errors import (
     ObjectCorrupt,
     ObjectMissing,
     StoreDenied,
+    StoreError,
     StoreMissing,
     StoreUnavailable,
 )
-from checkpointing.store.base import ObjectInfo, check_key
+from checkpointing.store.base import ObjectInfo, OpenUpload, check_key
+from checkpointing.store.pace import Pacer
+from checkpointing.store.transfer import Tally, Transfer
 
 _TEMPORARY: Final = ".tmp-"
 _BLOCK: Final = 8 << 20
@@ -31,24 +34,28 @@ _CHUNK: Final = 1 << 20
 class DirectoryStore:
     """Objects as files below an existing folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, pace: Pacer | None = None) -> None:
         self._root = root
+        self._pace = pace or Pacer()
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """Create a small object; False when the key exists."""
         return self._create(key, [memoryview(body)])
 
-    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
+    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> Transfer:
         """Create an object from `parts`, verified against `crc64`."""
+        tally = Tally()
         flat = [part.cast("B") for part in parts if part.nbytes]
         self._sweep(key)
+        total = sum(part.nbytes for part in flat)
         if self._create(key, flat, crc64):
-            return
+            return tally.done(total, "directory")
         path = self._path(key)
         with self._translated(key):
-            same = path.stat().st_size == sum(part.nbytes for part in flat)
+            same = path.stat().st_size == total
             if not same or _crc_of_file(path) != crc64:
                 raise ObjectConflict(f"{key}: exists with other content")
+        return tally.done(0, "directory")
 
     def get(self, key: str) -> bytes:
         """Return an object."""
@@ -92,7 +99,10 @@ class DirectoryStore:
                     key = path.relative_to(self._root).as_posix()
                     if key.startswith(prefix) and not name.startswith(_TEMPORARY):
                         with suppress(FileNotFoundError):  # deleted meanwhile
-                            found.append(ObjectInfo(key=key, nbytes=path.stat().st_size))
+                            seen = path.stat()
+                            found.append(
+                                ObjectInfo(key=key, nbytes=seen.st_size, modified_at=seen.st_mtime)
+                            )
         self._require_root()  # gone meanwhile is no empty answer
         return tuple(sorted(found, key=lambda info: info.key))
 
@@ -100,6 +110,30 @@ class DirectoryStore:
         """Delete an object; a missing one is no error."""
         with self._translated(key):
             self._path(key).unlink(missing_ok=True)
+
+    def open_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        """Return the temporary files below a prefix."""
+        self._require_root()
+        found: list[OpenUpload] = []
+        with self._translated(prefix):
+            for path in (self._root / prefix.rpartition("/")[0]).rglob(f"{_TEMPORARY}*"):
+                name = path.name.removeprefix(_TEMPORARY).rpartition("-")[0]
+                key = path.with_name(name).relative_to(self._root).as_posix()
+                if name and key.startswith(prefix):
+                    with suppress(FileNotFoundError):
+                        started_at = path.stat().st_mtime
+                        found.append(
+                            OpenUpload(key=key, upload_id=path.name, started_at=started_at)
+                        )
+        return tuple(sorted(found, key=lambda one: (one.key, one.upload_id)))
+
+    def abort_upload(self, upload: OpenUpload) -> None:
+        """Remove a temporary file; one that is gone is no error."""
+        path = self._path(upload.key).with_name(upload.upload_id)
+        if not upload.upload_id.startswith(_TEMPORARY) or "/" in upload.upload_id:
+            raise StoreError(f"{upload.upload_id!r} is no temporary file")
+        with self._translated(upload.key):
+            path.unlink(missing_ok=True)
 
     def probe(self) -> None:
         """Check that the folder exists, takes files and refuses a second link."""
@@ -123,7 +157,7 @@ class DirectoryStore:
             _make_folders(path.parent, self._root)
             try:
                 with temporary.open("xb") as file:
-                    written = _write_synced(file, parts)
+                    written = _write_synced(file, parts, self._pace)
                 if crc is not None and written != crc:
                     raise ObjectCorrupt(f"{key}: the bytes are not those that were promised")
                 path.hardlink_to(temporary)
@@ -164,12 +198,13 @@ class DirectoryStore:
             raise StoreUnavailable(f"{self._root}: {error.strerror or error} for {key}") from error
 
 
-def _write_synced(file: IO[bytes], parts: Sequence[memoryview]) -> int:
+def _write_synced(file: IO[bytes], parts: Sequence[memoryview], pace: Pacer) -> int:
     """Write and return the CRC of what was written: the parts may change under our hands."""
     crc = 0
     for part in parts:
         for start in range(0, part.nbytes, _CHUNK):
             piece = bytes(part[start : start + _CHUNK])
+            pace.nbytes(len(piece))
             crc = checksum.crc64(piece, crc)
             file.write(piece)
     file.flush()

@@ -1,9 +1,10 @@
 """S3 as a store: conditional creates only, CRC64NVME from memory to object."""
 
 import secrets
+import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from typing import Any, Final, cast
+from typing import Final
 
 from checkpointing import checksum
 from checkpointing.errors import (
@@ -13,10 +14,14 @@ from checkpointing.errors import (
     ObjectMissing,
     StoreUnavailable,
 )
-from checkpointing.store.base import ObjectInfo
-from checkpointing.store.multipart import crc_of, part_nbytes, upload_parts
+from checkpointing.store.base import ObjectInfo, OpenUpload
+from checkpointing.store.data_plane import DataPlane, Target, choose
+from checkpointing.store.multipart import MultipartUpload, Sender, part_nbytes
+from checkpointing.store.pace import Pacer
 from checkpointing.store.s3_client import Connection
 from checkpointing.store.s3_errors import KeyExists, UploadGone
+from checkpointing.store.s3_pages import OBJECTS, UPLOADS, pages
+from checkpointing.store.transfer import Tally, Transfer
 from checkpointing.store.window import Window, split
 
 _BLOCK: Final = 8 << 20
@@ -33,7 +38,9 @@ class S3Store:
         region: Region, None for what the environment says.
         connect_timeout_s: Bound on one connect.
         read_timeout_s: Bound on one silence of the server.
-        attempts: Tries of one request.
+        attempts: Tries of one small request.
+        deadline_s: Bound on all tries of one request together, that of a part too.
+        pace: The budget to keep to, None for one of this store alone.
     """
 
     def __init__(
@@ -46,6 +53,8 @@ class S3Store:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 60.0,
         attempts: int = 6,
+        deadline_s: float = 120.0,
+        pace: Pacer | None = None,
     ) -> None:
         self._s3 = Connection(
             bucket=bucket,
@@ -55,7 +64,10 @@ class S3Store:
             connect_timeout_s=connect_timeout_s,
             read_timeout_s=read_timeout_s,
             attempts=attempts,
+            deadline_s=deadline_s,
+            pace=pace or Pacer(),
         )
+        self._chosen: DataPlane | None = None
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """Create a small object; False when the key exists."""
@@ -65,7 +77,14 @@ class S3Store:
             nonlocal tries
             tries += 1
             try:
-                self._put(key, Window([memoryview(body)]), checksum.crc64(body))
+                with self._s3.request(key):
+                    self._s3.client().put_object(
+                        Bucket=self._s3.bucket,
+                        Key=self._s3.key(key),
+                        Body=body,
+                        ChecksumCRC64NVME=checksum.to_base64(checksum.crc64(body)),
+                        IfNoneMatch="*",
+                    )
             except KeyExists:
                 # After a lost answer the key may hold our own put.
                 return tries > 1 and self._get_once(key) == body
@@ -73,25 +92,42 @@ class S3Store:
 
         return self._s3.retry(put)
 
-    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> None:
+    def upload(self, key: str, parts: Sequence[memoryview], crc64: int) -> Transfer:
         """Create an object from `parts`, verified against `crc64` here and by the server."""
+        tally = Tally()
         total = sum(part.nbytes for part in parts)
         windows = split(parts, part_nbytes(total)) or [Window([])]
         try:
             if len(windows) > 1:
-                if self._holds(key, total, crc64):
-                    return  # an uploader was killed between this and telling of it
-                self._s3.retry(lambda: upload_parts(self._s3, key, windows, crc64), UploadGone)
-                return
-            if crc_of(windows[0]) != crc64:
+                whole = MultipartUpload(self._s3, self._plane(), key, tally)
+                sent = self._s3.restart(lambda: self._in_parts(whole, key, windows, crc64))
+                return tally.done(total if sent else 0, self._plane().name)
+            if windows[0].crc64() != crc64:
                 raise ObjectCorrupt(f"{key}: the bytes changed before they were uploaded")
-            self._s3.retry(lambda: self._put(key, windows[0], crc64))
+            target, never = Target(key=self._s3.key(key)), threading.Event()
+            Sender(self._s3, self._plane(), key, tally)(target, windows[0], crc64, never)
         except (KeyExists, ObjectMissing, UploadGone) as error:
             # The key is taken, or the answer to our own completion was lost and then repeated.
             if not self._holds(key, total, crc64):
                 if isinstance(error, KeyExists):
-                    raise ObjectConflict(f"{self._s3.where}: {key} has other content") from error
+                    raise ObjectConflict(f"{error}; it has other content") from error
                 raise
+        return tally.done(total, self._plane().name)
+
+    def _in_parts(
+        self, whole: MultipartUpload, key: str, windows: Sequence[Window], crc64: int
+    ) -> bool:
+        # It is there when an uploader was killed between this and telling of it, or when the
+        # answer to our own completion was lost.
+        if self._holds(key, sum(window.nbytes for window in windows), crc64):
+            return False
+        whole.run(windows, crc64)
+        return True
+
+    def _plane(self) -> DataPlane:
+        if self._chosen is None:
+            self._chosen = choose(self._s3)
+        return self._chosen
 
     def get(self, key: str) -> bytes:
         """Return a small object."""
@@ -108,7 +144,7 @@ class S3Store:
 
         def head() -> ObjectInfo | None:
             try:
-                with self._s3.errors(key):
+                with self._s3.request(key):
                     answer = self._s3.client().head_object(
                         Bucket=self._s3.bucket, Key=self._s3.key(key), ChecksumMode="ENABLED"
                     )
@@ -124,34 +160,57 @@ class S3Store:
         return self._s3.retry(head)
 
     def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
-        """Return all objects below a prefix, page by page."""
-        found: list[ObjectInfo] = []
-        token: str | None = None
-        while True:
-            page = self._page(prefix, token)
-            found += [
-                ObjectInfo(key=item["Key"].removeprefix(self._s3.prefix), nbytes=item["Size"])
-                for item in page.get("Contents", [])
-            ]
-            before, token = token, page.get("NextContinuationToken")
-            if not page.get("IsTruncated"):
-                return tuple(sorted(found, key=lambda info: info.key))
-            if not token or token == before:
-                raise StoreUnavailable(f"{self._s3.where}: broke off the list of {prefix}")
+        """Return all objects below a prefix."""
+        found = [
+            ObjectInfo(
+                key=item["Key"].removeprefix(self._s3.prefix),
+                nbytes=item["Size"],
+                modified_at=item["LastModified"].timestamp(),
+            )
+            for page in pages(self._s3, prefix, OBJECTS)
+            for item in page.get("Contents", [])
+        ]
+        return tuple(sorted(found, key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
 
         def delete() -> None:
-            with suppress(ObjectMissing), self._s3.errors(key):
+            with suppress(ObjectMissing), self._s3.request(key):
                 self._s3.client().delete_object(Bucket=self._s3.bucket, Key=self._s3.key(key))
 
         self._s3.retry(delete)
 
+    def open_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        """Return the open multipart uploads below a prefix."""
+        found = [
+            OpenUpload(
+                key=item["Key"].removeprefix(self._s3.prefix),
+                upload_id=item["UploadId"],
+                started_at=item["Initiated"].timestamp(),
+            )
+            for page in pages(self._s3, prefix, UPLOADS)
+            for item in page.get("Uploads", [])
+        ]
+        return tuple(sorted(found, key=lambda one: (one.key, one.upload_id)))
+
+    def abort_upload(self, upload: OpenUpload) -> None:
+        """Abort an open multipart upload; one that is gone is no error."""
+
+        def abort() -> None:
+            with suppress(UploadGone, ObjectMissing), self._s3.request(upload.key):
+                self._s3.client().abort_multipart_upload(
+                    Bucket=self._s3.bucket,
+                    Key=self._s3.key(upload.key),
+                    UploadId=upload.upload_id,
+                )
+
+        self._s3.retry(abort)
+
     def probe(self) -> None:
         """List, put, put again and delete one small object."""
         key = f"probe-{secrets.token_hex(8)}"
-        self._page(key, None)
+        self.list(key)
         try:
             if not self.put_if_absent(key, b"probe"):
                 raise StoreUnavailable(f"{self._s3.where}: a fresh name was taken")
@@ -163,26 +222,15 @@ class S3Store:
         finally:
             self.delete(key)
 
-    def _put(self, key: str, window: Window, crc: int) -> None:
-        window.seek(0)
-        with self._s3.errors(key):
-            self._s3.client().put_object(
-                Bucket=self._s3.bucket,
-                Key=self._s3.key(key),
-                Body=window if window.nbytes else b"",
-                ChecksumCRC64NVME=checksum.to_base64(crc),
-                IfNoneMatch="*",
-            )
-
     def _get_once(self, key: str) -> bytes:
-        with self._s3.errors(key):
+        with self._s3.request(key):
             answer = self._s3.client().get_object(Bucket=self._s3.bucket, Key=self._s3.key(key))
             with closing(answer["Body"]) as body:
                 return bytes(body.read())
 
     def _read_once(self, key: str, offset: int, flat: memoryview) -> None:
         done, last = 0, offset + flat.nbytes - 1
-        with self._s3.errors(key):
+        with self._s3.request(key):
             answer = self._s3.client().get_object(
                 Bucket=self._s3.bucket, Key=self._s3.key(key), Range=f"bytes={offset}-{last}"
             )
@@ -192,17 +240,6 @@ class S3Store:
                     done += count
         if done < flat.nbytes:
             raise ObjectCorrupt(f"{self._s3.where}: {key} ends at byte {offset + done}")
-
-    def _page(self, prefix: str, token: str | None) -> dict[str, Any]:
-        def page() -> dict[str, Any]:
-            with self._s3.errors(prefix):
-                more = {"ContinuationToken": token} if token else {}
-                answer = self._s3.client().list_objects_v2(
-                    Bucket=self._s3.bucket, Prefix=self._s3.prefix + prefix, **more
-                )
-                return cast(dict[str, Any], answer)
-
-        return self._s3.retry(page)
 
     def _holds(self, key: str, nbytes: int, crc64: int) -> bool:
         """Tell whether an existing object is the one wanted; read it if the server has no CRC."""

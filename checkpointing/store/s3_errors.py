@@ -1,7 +1,10 @@
 """What an answer of S3, or none, means for us."""
 
-from typing import Final
+import time
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
 
+from awscrt.exceptions import AwsCrtError
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -46,12 +49,15 @@ _BY_CODE: Final[dict[str, type[StoreError]]] = {
     "NoSuchBucket": StoreMissing,
     "NoSuchKey": ObjectMissing,
     "NoSuchUpload": UploadGone,
+    "InvalidPart": UploadGone,
     "InvalidRange": ObjectCorrupt,
     "BadDigest": ObjectCorrupt,
     "XAmzContentChecksumMismatch": ObjectCorrupt,
     "ExpiredToken": CredentialsExpired,
     "ExpiredTokenException": CredentialsExpired,
     "InvalidToken": CredentialsExpired,
+    "TokenRefreshRequired": CredentialsExpired,
+    "RequestExpired": ClockSkewed,
     "RequestTimeTooSkewed": ClockSkewed,
     "RequestTimeout": StoreUnavailable,
     "ConditionalRequestConflict": StoreUnavailable,
@@ -90,26 +96,50 @@ _FIX: Final[dict[type[StoreError], str]] = {
 }
 
 
-def translate(error: ClientError | BotoCoreError, where: str) -> StoreError:
-    """Return our error for botocore's, as one line that names the place and the fix."""
+def translate(error: ClientError | BotoCoreError | AwsCrtError, where: str) -> StoreError:
+    """Return our error for a client's, as one line that names the place, the request, the fix."""
+    fix = ""
     if isinstance(error, ClientError):
-        kind, text = _of_answer(error)
+        kind, code, text = _of_answer(error)
+        if kind is ClockSkewed:
+            fix = _clock(error)
     elif isinstance(error, _NO_CREDENTIALS):
-        kind, text = StoreDenied, str(error)
-    elif isinstance(error, HTTPClientError | ConnectionError | IncompleteReadError):
+        kind, code, text = StoreDenied, type(error).__name__, str(error)
+    elif isinstance(error, AwsCrtError | HTTPClientError | ConnectionError | IncompleteReadError):
+        code = error.name if isinstance(error, AwsCrtError) else type(error).__name__
         kind, text = StoreUnavailable, str(error)
     else:
-        kind, text = StoreError, str(error)
-    fix = _FIX.get(kind)
+        kind, code, text = StoreError, type(error).__name__, str(error)
+    fix = fix or _FIX.get(kind, "")
     line = " ".join(f"{where}: {text}".split())
-    return kind(f"{line}; {fix}" if fix else line)
+    made = kind(f"{line}; {fix}" if fix else line)
+    made.code = code
+    return made
 
 
-def _of_answer(error: ClientError) -> tuple[type[StoreError], str]:
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    message = str(error.response.get("Error", {}).get("Message", ""))
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _of_answer(error: ClientError) -> tuple[type[StoreError], str, str]:
+    answer: Any = error.response
+    about = answer.get("ResponseMetadata", {})
+    code = str(answer.get("Error", {}).get("Code", ""))
+    message = str(answer.get("Error", {}).get("Message", ""))
+    status = int(about.get("HTTPStatusCode", 0))
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if kind is None:
-        kind = StoreUnavailable if status >= 500 else StoreError
-    return kind, f"{code or status} {message}".strip()
+        # An answer to HEAD has no body: an expired token is a bare 400 there.
+        bare = status == 400 and error.operation_name == "HeadObject"
+        kind = CredentialsExpired if bare else StoreUnavailable if status >= 500 else StoreError
+    request = about.get("RequestId") or about.get("HTTPHeaders", {}).get("x-amz-request-id")
+    named = f" ({error.operation_name}, request {request})" if request else ""
+    return kind, code or str(status), f"{code or status} {message}".strip() + named
+
+
+def _clock(error: ClientError) -> str:
+    """Say by how much this host's clock differs from the store's, if the answer tells."""
+    about: Any = error.response.get("ResponseMetadata", {})
+    try:
+        theirs = parsedate_to_datetime(about["HTTPHeaders"]["date"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return ""
+    ahead = time.time() - theirs
+    which = "ahead of" if ahead > 0 else "behind"
+    return f"set this host's clock: it is {abs(ahead):.0f} s {which} the store's"

@@ -24,6 +24,8 @@ from typing import Any, Final
 
 from checkpointing.errors import StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
+from checkpointing.store.budget import Budget
+from checkpointing.store.pace import Pacer
 from checkpointing.uploader.watch import Watcher
 
 _POLL_S: Final = 0.03
@@ -45,7 +47,10 @@ def main() -> int:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
     try:
-        store = open_store(StoreConfig.from_json(options.store))
+        config = StoreConfig.from_json(options.store)
+        most = options.max_bytes_per_s or config.max_bytes_per_s
+        # One budget for all ranks: there is one of these processes on a node.
+        store = open_store(config, Pacer(Budget(max_bytes_per_s=most)))
     except (ValueError, StoreError) as error:
         return _fail(2, f"--store: {error}")
     if not options.dir.is_dir():
@@ -80,9 +85,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", required=True, help="StoreConfig as JSON")
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument(
+        "--max-bytes-per-s",
+        type=_positive,
+        help="send no faster, whatever the store takes and its configuration allows",
+    )
+    parser.add_argument(
         "--until-eof", action="store_true", help="ignore SIGTERM; end when standard input ends"
     )
     return parser.parse_args()
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
 
 
 def _until_eof(stop: threading.Event) -> None:

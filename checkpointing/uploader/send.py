@@ -11,15 +11,17 @@ from checkpointing.plan import Extent
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.writer import Meta
 from checkpointing.store.base import ObjectStore
+from checkpointing.store.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A slot that is in the store: its index, and the bytes of its extents."""
+    """A slot that is in the store: its index, the bytes of its extents, and how they got there."""
 
     index_key: str
     index_crc64: int
     nbytes: int
+    transfer: Transfer
 
 
 def send(store: ObjectStore, run: str, arena: MappedArena, staged: StagedSlot) -> Sent:
@@ -37,10 +39,12 @@ def send(store: ObjectStore, run: str, arena: MappedArena, staged: StagedSlot) -
     nbytes = sum(extent.nbytes for extent in owned)
     crc = combine((extent.crc64, extent.nbytes) for extent in owned)
     data_key = keys.data_key(run, staged.step, staged.attempt, staged.rank) if nbytes else ""
+    transfer = Transfer(nbytes=0, seconds=0.0)
     if data_key:
         data = arena.data(staged.index)
         # The recorded CRC goes along: bytes that the rank changed meanwhile are refused.
-        store.upload(data_key, [data[e.offset : e.offset + e.nbytes] for e in owned], crc)
+        pieces = [data[e.offset : e.offset + e.nbytes] for e in owned]
+        transfer = store.upload(data_key, pieces, crc)
     index = Index(
         run=run,
         step=staged.step,
@@ -59,7 +63,7 @@ def send(store: ObjectStore, run: str, arena: MappedArena, staged: StagedSlot) -
     index_key = keys.index_key(run, staged.step, staged.attempt, staged.rank)
     if not store.put_if_absent(index_key, packed) and store.get(index_key) != packed:
         raise ObjectConflict(f"{index_key}: has other content")
-    return Sent(index_key=index_key, index_crc64=crc64(packed), nbytes=nbytes)
+    return Sent(index_key=index_key, index_crc64=crc64(packed), nbytes=nbytes, transfer=transfer)
 
 
 def _in_object(extents: Sequence[Extent], owned: Sequence[Extent]) -> tuple[Extent, ...]:

@@ -118,6 +118,12 @@ class Watcher:
                 nbytes=sent.nbytes,
                 upload_s=time.monotonic() - begun,
                 staged_at=staged.staged_at,
+                sent_nbytes=sent.transfer.nbytes,
+                sent_s=sent.transfer.seconds,
+                gb_per_s=sent.transfer.gb_per_s,
+                retries=dict(sent.transfer.retries),
+                hedges=sent.transfer.hedges,
+                plane=sent.transfer.plane,
             )
             # Untold means unfinished: the next uploader finds the objects there and tells.
             if told:

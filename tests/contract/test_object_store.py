@@ -1,5 +1,7 @@
+import os
 import secrets
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from checkpointing.errors import (
     StoreMissing,
     StoreUnavailable,
 )
+from checkpointing.store import data_plane
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from checkpointing.store.s3 import S3Store
 from deploy.demo.s3_server import S3Server
@@ -21,10 +24,19 @@ from deploy.demo.s3_server import S3Server
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.s3)])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
+@pytest.fixture(
+    params=[
+        "directory",
+        pytest.param("boto3", marks=pytest.mark.s3),
+        pytest.param("awscrt", marks=pytest.mark.s3),
+    ]
+)
+def config(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> StoreConfig:
     if request.param == "directory":
         return StoreConfig(url=tmp_path.as_uri())
+    monkeypatch.setenv(data_plane.VARIABLE, request.param)
     server = request.getfixturevalue("s3_server")
     return StoreConfig(
         url=f"{server.store_url}/{secrets.token_hex(4)}",
@@ -151,6 +163,44 @@ def test_a_probe_leaves_nothing_behind(store: ObjectStore) -> None:
     assert store.list("") == ()
 
 
+@pytest.mark.parametrize("nbytes", [0, 1000, 20 * MIB])
+def test_an_upload_tells_what_it_did(store: ObjectStore, nbytes: int, config: StoreConfig) -> None:
+    body = secrets.token_bytes(nbytes)
+    sent = store.upload("run/x.bin", [memoryview(body)], crc64(body))
+    assert sent.nbytes == nbytes
+    assert sent.seconds > 0
+    assert (sent.gb_per_s > 0) == (nbytes > 0)
+    assert sent.retries == {}
+    assert sent.plane == ("directory" if config.endpoint_url is None else data_plane_name())
+
+
+def data_plane_name() -> str:
+    return os.environ[data_plane.VARIABLE]
+
+
+def test_an_upload_that_was_left_open_is_seen_and_aborted(
+    store: ObjectStore, config: StoreConfig, tmp_path: Path
+) -> None:
+    body = secrets.token_bytes(1000)
+    store.upload("run/whole", [memoryview(body)], crc64(body))
+    assert store.open_uploads("run/") == ()
+    begun = time.time()
+    if isinstance(store, S3Store):
+        store._s3.client().create_multipart_upload(
+            Bucket=store._s3.bucket, Key=store._s3.key("run/half")
+        )
+    else:
+        (tmp_path / "run" / f".tmp-half-{'0' * 16}").write_bytes(b"half")
+    assert store.open_uploads("other/") == ()
+    (left,) = store.open_uploads("run/")
+    assert left.key == "run/half"
+    assert abs(left.started_at - begun) < 60
+    store.abort_upload(left)
+    store.abort_upload(left)
+    assert store.open_uploads("run/") == ()
+    assert [info.key for info in store.list("run/")] == ["run/whole"]
+
+
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "a/../b", "a b", "a/", "ü"])
 def test_unsafe_keys_are_refused(store: ObjectStore, key: str) -> None:
     with pytest.raises(StoreError):
@@ -184,3 +234,21 @@ def _assert_unavailable(endpoint_url: str) -> None:
     for act in (lambda: store.list("run/"), lambda: store.head("a"), store.probe):
         with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1"):
             act()
+
+
+@pytest.mark.s3
+def test_an_unknown_data_plane_is_said(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(data_plane.VARIABLE, "carrier-pigeon")
+    store = S3Store(bucket=s3_server.bucket, endpoint_url=s3_server.url, region="us-east-1")
+    with pytest.raises(StoreError, match="write auto, boto3 or awscrt"):
+        store.upload("x", [memoryview(b"1")], crc64(b"1"))
+
+
+def test_a_cap_is_part_of_the_configuration() -> None:
+    config = StoreConfig(url="file:///x", max_bytes_per_s=5e6)
+    assert StoreConfig.from_json(config.to_json()) == config
+    for wrong in ("0", "-1", "true", '"fast"', "NaN"):
+        with pytest.raises(ValueError, match="max_bytes_per_s"):
+            StoreConfig.from_json(f'{{"url": "file:///x", "max_bytes_per_s": {wrong}}}')

@@ -63,8 +63,11 @@ def store(s3_server: S3Server) -> S3Store:
 
 
 def _break(store: S3Store, operation: str, fault: Callable[[Any], Any], times: int = 1) -> Faulty:
-    faulty = Faulty(store._s3.client(), operation, fault, times)
-    store._s3._cached = faulty
+    """Let calls go wrong: those that carry parts go through a client of their own."""
+    if operation == "upload_part":
+        store._s3._cached_data = faulty = Faulty(store._s3.data_client(), operation, fault, times)
+    else:
+        store._s3._cached = faulty = Faulty(store._s3.client(), operation, fault, times)
     return faulty
 
 

@@ -12,7 +12,7 @@ import pytest
 from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, StageBusy, StageRefused
 from checkpointing.sources import ArenaSource
-from checkpointing.stage import memory, writer
+from checkpointing.stage import admission, memory
 from checkpointing.stage.arena import PAGE, MappedArena, UploadState, peek
 from checkpointing.stage.stager import Stager
 from checkpointing.stage.writer import Meta
@@ -135,15 +135,18 @@ def test_a_state_that_grows_gets_a_larger_arena(path: Path) -> None:
     stager = _stager(path)
     stager.stage(1, _state(1), None)
     stager.stage(2, _state(2, nbytes=50 * PAGE), None)
-    assert [slot.step for slot in peek(path)] == [2]
+    assert [slot.step for slot in peek(path)] == [2, 1], "what is not in the store yet is kept"
+    _mark(path, 1, UploadState.UPLOADED)
     stager.stage(3, {**_state(2, nbytes=50 * PAGE), "n": "x" * 300_000}, None)
-    assert peek(path)[0].step == 3
+    assert [slot.step for slot in peek(path)] == [3, 2]
 
 
 def test_too_little_memory_is_refused_with_the_numbers_and_leaves_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "room_for", lambda _: {"/dev/shm": 10_000, "MemAvailable": 10**12})
+    monkeypatch.setattr(
+        admission, "room_for", lambda _: {"/dev/shm": 10_000, "MemAvailable": 10**12}
+    )
     with pytest.raises(StageRefused, match=r"needs .* GiB .*/dev/shm has 0\.00 GiB left"):
         _stager(path).prepare(_state(1), None)
     assert list(path.parent.iterdir()) == []
@@ -166,7 +169,9 @@ def test_memory_that_a_killed_rank_had_taken_is_free_before_room_is_measured(
 ) -> None:
     left = path.with_name(f".{path.name}.new")
     left.write_bytes(b"killed between taking memory and giving it a name")
-    monkeypatch.setattr(writer, "room_for", lambda _: {"/dev/shm": 0 if left.exists() else 10**9})
+    monkeypatch.setattr(
+        admission, "room_for", lambda _: {"/dev/shm": 0 if left.exists() else 10**9}
+    )
     _stager(path).prepare(_state(1), None)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -187,9 +192,9 @@ def test_the_limit_of_an_outer_cgroup_counts(
         (folder / "memory.current").write_text("400000")
         (folder / "memory.stat").write_text("anon 5\ninactive_file 1000\n")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "_own_cgroup", lambda: "job_7/step_0")
+    monkeypatch.setattr(memory, "_own_cgroup", lambda _: "job_7/step_0")
     assert memory.room_for(Path("/dev/shm"))["cgroup memory.max"] == 601_000
-    monkeypatch.setattr(memory, "_own_cgroup", lambda: "elsewhere")
+    monkeypatch.setattr(memory, "_own_cgroup", lambda _: "elsewhere")
     assert memory.room_for(Path("/dev/shm"))["cgroup memory.max"] == 1_601_000
 
 

@@ -12,7 +12,7 @@ import pytest
 from checkpointing import Checkpointer, slot
 from checkpointing.checkpointer import RankEnvironment
 from checkpointing.slot import Control, Phase, SlotReading, SlotView
-from checkpointing.stage import writer
+from checkpointing.stage import admission
 from checkpointing.stage.arena import MappedArena, UploadState, peek
 from checkpointing.store.base import StoreConfig
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_restored_ends_with_77_and_one_line(
 def test_too_little_memory_ends_with_78_before_the_first_step(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(writer, "room_for", lambda _: {"cgroup memory.max": 5})
+    monkeypatch.setattr(admission, "room_for", lambda _: {"cgroup memory.max": 5})
     ck = Checkpointer.from_env(agent.environ())
     with pytest.raises(SystemExit) as end:
         ck.restore(_state())

@@ -12,12 +12,13 @@ from checkpointing.content import content_sha256
 from checkpointing.errors import (
     CommitRefused,
     ManifestInvalid,
+    NothingUsable,
     ObjectMissing,
     RestoreFailed,
     StoreUnavailable,
 )
 from checkpointing.manifest import Index, read_manifest
-from checkpointing.resolver import list_commits
+from checkpointing.resolver import find_commit, list_commits
 from checkpointing.restore import Point, restore_from_memory, restore_from_store
 from checkpointing.stage.arena import MappedArena
 from checkpointing.stage.stager import Stager
@@ -113,7 +114,8 @@ def test_a_corrupt_manifest_is_no_commit(cluster: Cluster) -> None:
     outcome = cluster.commit(cluster.upload(5), 5)
     path = cluster.root / outcome.manifest_key
     path.write_bytes(path.read_bytes().replace(b'"world":3', b'"world":4'))
-    assert list_commits(cluster.store, "run") == ()
+    with pytest.raises(NothingUsable, match="1 that cannot be read"):
+        list_commits(cluster.store, "run")
     with pytest.raises(ManifestInvalid, match="CRC"):
         read_manifest(cluster.store, outcome.manifest_key)
 
@@ -122,9 +124,10 @@ def test_a_copied_manifest_is_no_commit_of_another_step(cluster: Cluster) -> Non
     outcome = cluster.commit(cluster.upload(5), 5)
     body = cluster.store.get(outcome.manifest_key)
     for run, step in (("run", 6), ("other", 5)):
-        cluster.store.put_if_absent(keys.manifest_key(run, step), body)
+        cluster.store.put_if_absent(keys.manifest_key(run, step, 1), body)
     assert [commit.step for commit in list_commits(cluster.store, "run")] == [5]
-    assert list_commits(cluster.store, "other") == ()
+    with pytest.raises(NothingUsable):
+        list_commits(cluster.store, "other")
     with pytest.raises(RestoreFailed, match="is a copy of"):
         restore_from_store(
             cluster.store, "run", Point(step=6, attempt=1), 0, WORLD, cluster.state(0), None
@@ -133,10 +136,10 @@ def test_a_copied_manifest_is_no_commit_of_another_step(cluster: Cluster) -> Non
 
 def test_a_step_whose_manifest_is_spoilt_is_refused_and_not_overwritten(cluster: Cluster) -> None:
     uploads = cluster.upload(5)
-    cluster.store.put_if_absent(keys.manifest_key("run", 5), b"spoilt")
+    cluster.store.put_if_absent(keys.manifest_key("run", 5, 1), b"spoilt")
     with pytest.raises(CommitRefused, match="the key of the manifest is taken"):
         cluster.commit(uploads, 5)
-    assert cluster.store.get(keys.manifest_key("run", 5)) == b"spoilt"
+    assert cluster.store.get(keys.manifest_key("run", 5, 1)) == b"spoilt"
 
 
 def test_a_failed_listing_is_never_no_commits(cluster: Cluster) -> None:
@@ -163,12 +166,43 @@ def test_uploading_and_committing_again_changes_nothing(cluster: Cluster) -> Non
     assert cluster.store.get(first.manifest_key) == before
 
 
-def test_a_step_committed_from_another_attempt_is_left_alone(cluster: Cluster) -> None:
+def test_a_step_is_committed_once_by_attempt_and_the_newest_counts(cluster: Cluster) -> None:
     cluster.commit(cluster.upload(5), 5)
     late = cluster.commit(cluster.upload(5, attempt=2), 5, attempt=2, write_id="x")
-    assert not late.committed
-    assert late.already
-    assert "attempt 1" in late.why
+    assert late.committed
+    assert not late.already
+    assert [(c.step, c.attempt) for c in list_commits(cluster.store, "run")] == [(5, 2), (5, 1)]
+    assert find_commit(cluster.store, "run", 5).attempt == 2
+    for attempt in (1, 2):
+        state, point = cluster.state(0), Point(step=5, attempt=attempt)
+        restore_from_store(cluster.store, "run", point, 0, WORLD, state, None)
+        assert repr(state) == repr(cluster.state(5))
+    point = Point(step=5, attempt=3)
+    with pytest.raises(RestoreFailed, match="attempt 3 is not committed"):
+        restore_from_store(cluster.store, "run", point, 0, WORLD, cluster.state(0), None)
+
+
+def test_two_writers_of_one_attempt_with_other_uploads_make_one_commit(cluster: Cluster) -> None:
+    uploads = cluster.upload(5)
+    cluster.commit(uploads, 5)
+    changed = cluster.rewrite(uploads[1], local_skeleton={"t": "dict", "k": [], "v": []})
+    outcome = cluster.commit([uploads[0], changed, uploads[2]], 5, write_id="x")
+    assert not outcome.committed
+    assert "from other uploads" in outcome.why
+
+
+def test_a_manifest_under_its_old_key_is_still_read(cluster: Cluster) -> None:
+    outcome = cluster.commit(cluster.upload(5), 5)
+    body = cluster.store.get(outcome.manifest_key)
+    old = keys.old_manifest_key("run", 5)
+    cluster.store.put_if_absent(old, body)
+    assert [c.key for c in list_commits(cluster.store, "run")] == [outcome.manifest_key]
+    cluster.store.delete(outcome.manifest_key)
+    assert [(c.attempt, c.key) for c in list_commits(cluster.store, "run")] == [(1, old)]
+    _restore(cluster, cluster.state(0))
+    point = Point(step=5, attempt=2)
+    with pytest.raises(RestoreFailed, match="attempt 2 is not committed"):
+        restore_from_store(cluster.store, "run", point, 0, WORLD, cluster.state(0), None)
 
 
 def test_a_lost_answer_to_the_manifest_put_is_settled_by_reading(
@@ -187,7 +221,7 @@ def test_a_lost_answer_to_the_manifest_put_is_settled_by_reading(
     def never_lands(key: str, body: bytes) -> bool:
         raise StoreUnavailable("lost")
 
-    cluster.store.delete(keys.manifest_key("run", 5))
+    cluster.store.delete(keys.manifest_key("run", 5, 1))
     monkeypatch.setattr(cluster.store, "put_if_absent", never_lands)
     with pytest.raises(StoreUnavailable):
         cluster.commit(uploads, 5)
@@ -227,7 +261,7 @@ def test_an_altered_index_is_refused(cluster: Cluster) -> None:
 
 def test_an_index_of_another_step_is_refused(cluster: Cluster) -> None:
     uploads = cluster.upload(5)
-    _refused(cluster, [*uploads[:2], cluster.rewrite(uploads[2], step=6)], "index of rank 2 is for")
+    _refused(cluster, [*uploads[:2], cluster.rewrite(uploads[2], step=6)], "index of rank 2")
 
 
 def test_chunks_must_cover_every_tensor_exactly_once(cluster: Cluster) -> None:
@@ -375,7 +409,7 @@ def test_what_is_not_committed_cannot_be_restored(cluster: Cluster) -> None:
     with pytest.raises(RestoreFailed, match="step 5"):
         _restore(cluster, cluster.state(0))
     cluster.commit(cluster.upload(5, attempt=2), 5, attempt=2)
-    with pytest.raises(RestoreFailed, match="from attempt 2, not from 1"):
+    with pytest.raises(RestoreFailed, match="step 5 of attempt 1 is not committed"):
         _restore(cluster, cluster.state(0))
 
 

@@ -1,5 +1,6 @@
 import io
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from urllib3.exceptions import ProtocolError
 
 from checkpointing.errors import ObjectCorrupt, StoreUnavailable
 from checkpointing.store.s3 import S3Store
+
+THEN = datetime.fromtimestamp(0, UTC)
 
 
 class Pages:
@@ -21,7 +24,7 @@ class Pages:
 
 
 def _page(*names: str, **more: Any) -> dict[str, Any]:
-    return {"Contents": [{"Key": name, "Size": 1} for name in names], **more}
+    return {"Contents": [{"Key": name, "Size": 1, "LastModified": THEN} for name in names], **more}
 
 
 def _store(client: Any) -> S3Store:

@@ -16,6 +16,7 @@ from checkpointing.stage.arena import MappedArena, StagedSlot, UploadState, peek
 from checkpointing.stage.stager import Stager
 from checkpointing.store.base import StoreConfig
 from checkpointing.store.directory import DirectoryStore
+from checkpointing.store.transfer import Transfer
 from checkpointing.uploader import watch
 from checkpointing.uploader.watch import Watcher
 
@@ -84,6 +85,7 @@ def test_each_slot_is_uploaded_once_oldest_first(bench: Bench) -> None:
     assert set(event) == {
         *("event", "rank", "attempt", "step", "world", "index_key", "index_crc64"),
         *("nbytes", "upload_s", "staged_at"),
+        *("sent_nbytes", "sent_s", "gb_per_s", "retries", "hedges", "plane"),
     }
     assert event["nbytes"] == 40_000
     json.dumps(event)
@@ -120,11 +122,11 @@ def test_a_failure_is_reported_and_tried_again(
     monkeypatch.setattr(watch, "_FIRST_WAIT_S", 0.01)
     real, failures = bench.store.upload, [0]
 
-    def flaky(*arguments: Any) -> None:
+    def flaky(*arguments: Any) -> Transfer:
         if failures[0] < 3:
             failures[0] += 1
             raise StoreUnavailable("503\nSlow Down")
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(bench.store, "upload", flaky)
     bench.stage(1)
@@ -223,7 +225,7 @@ def _process(folder: Path, store: str, *words: str, **options: Any) -> "subproce
     return subprocess.Popen([*command, "--store", store, "--run", "r", *words], **options)
 
 
-def test_a_slot_of_a_replaced_arena_is_never_sent_under_the_old_step(
+def test_each_slot_of_a_replaced_arena_is_sent_under_its_own_step(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.stage(1)
@@ -236,8 +238,11 @@ def test_a_slot_of_a_replaced_arena_is_never_sent_under_the_old_step(
 
     monkeypatch.setattr(bench.watcher, "_send", late)
     bench.settle()
-    assert [event["step"] for event in bench.events] == [2]
-    assert bench.store.head(keys.index_key("r", 1, 1, 0)) is None
+    assert [event["step"] for event in bench.events] == [1, 2], "the new file holds both"
+    for step, nbytes in ((1, 40_000), (2, 400_000)):
+        assert bench.store.get(keys.data_key("r", step, 1, 0)) == bytes([step, *[0] * 7]) * (
+            nbytes // 8
+        )
 
 
 def test_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path) -> None:
@@ -252,6 +257,23 @@ def test_wrong_arguments_are_one_line_and_exit_2(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 2
         assert len(errors.splitlines()) == 1
+
+
+def test_a_cap_of_the_command_line_holds(bench: Bench) -> None:
+    store = StoreConfig(url=(bench.folder.parent / "store").as_uri()).to_json()
+    for wrong in ("0", "-3", "inf", "fast"):
+        process = _process(bench.folder, store, "--max-bytes-per-s", wrong, stderr=subprocess.PIPE)
+        assert process.communicate(timeout=30)[1]
+        assert process.returncode == 2
+    bench.stager.stage(1, {"m": {"w": np.zeros(2 << 20)}}, None)  # 16 MiB
+    process = _process(
+        bench.folder, store, "--max-bytes-per-s", str(8 << 20), stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert _next_report(process.stdout)["sent_s"] > 1.5
+    process.terminate()
+    assert process.wait(20) == 0
+    process.stdout.close()
 
 
 def test_sigterm_ends_with_0_and_the_folder_is_free_for_the_next(bench: Bench) -> None:

@@ -1,0 +1,227 @@
+"""Takes a state apart again without naming anything, while its structure stays the same.
+
+`flatten` gives every leaf its path and builds a skeleton of JSON nodes; of a state with a hundred
+thousand tensors that takes seconds. A recipe is made from one such result. It then walks further
+states beside the remembered structure and hands out the leaves, and JSON of the Python values,
+in the same order; whatever is not exactly the same makes it give up.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final
+
+import numpy as np
+
+from checkpointing import leaves as leaf_bytes
+from checkpointing.sharded import Sharded, as_sharded, is_sharded
+from checkpointing.stage.meta import as_json
+from checkpointing.tree import LEAVES, Flat, Node, is_object, is_scalar, scalar
+
+Walk = Callable[[Any, list[Any], list[str]], bool]
+"""Adds a value's leaves and Python values to the lists; False when it is not alike."""
+
+_FAST: Final = 1 << 53
+
+
+class Recipe:
+    """The structure of one flattened state, as walks over the next ones.
+
+    Attributes:
+        literals: JSON of the skeleton around the Python values: one piece more than values.
+    """
+
+    def __init__(self, flat: Flat) -> None:
+        self.literals: list[str] = []
+        self._parts: list[str] = []
+        self._flat = flat.leaves
+        self._alike: dict[Any, Walk] = {}
+        node = flat.skeleton
+        self._keys = list(node["k"])
+        self._literal('{"t":"dict","k":' + as_json(self._keys) + ',"v":[')
+        self._walks = []
+        for number, child in enumerate(node["v"]):
+            self._literal("," if number else "")
+            self._walks.append(self._top(child))
+        self._literal("]}")
+        self._cut()
+        del self._flat  # the leaves themselves are not kept
+
+    def take(self, state: Mapping[str, Any]) -> tuple[list[Any], list[str]] | None:
+        """Return leaves and JSON of the Python values; None when the structure is another."""
+        leaves: list[Any] = []
+        values: list[str] = []
+        if list(state) != self._keys:
+            return None
+        for walk, value in zip(self._walks, state.values(), strict=True):
+            if not walk(value, leaves, values):
+                return None
+        return leaves, values
+
+    def _literal(self, text: str) -> None:
+        self._parts.append(text)
+
+    def _cut(self) -> None:
+        self.literals.append("".join(self._parts))
+        self._parts.clear()
+
+    def _top(self, node: Node) -> Walk:
+        if not (isinstance(node, dict) and node["t"] == "object"):
+            walk = self._compile(node)
+            return lambda value, leaves, values: (
+                not is_object(value) and walk(value, leaves, values)
+            )
+        self._literal('{"t":"object","v":')
+        inner = self._compile(node["v"])
+        self._literal("}")
+        return lambda value, leaves, values: (
+            is_object(value) and inner(value.state_dict(), leaves, values)
+        )
+
+    def _compile(self, node: Node) -> Walk:
+        tag = node["t"] if isinstance(node, dict) else ""
+        if tag in LEAVES:
+            self._literal(f'{{"t":"{tag}","n":{encode_basestring_ascii(node["n"])}}}')
+            return self._leaf(self._flat[node["n"]])
+        if tag == "dict":
+            self._literal('{"t":"dict","k":' + as_json(node["k"]) + ',"v":[')
+            walk = self._dict(node)
+        elif tag in ("list", "tuple"):
+            self._literal('{"t":"' + tag + '","v":[')
+            walk = self._row(node, tag)
+        else:
+            self._cut()
+            return _value
+        self._literal("]}")
+        return walk
+
+    def _leaf(self, like: Any) -> Walk:
+        """Return one walk for all leaves that are alike: new ones by the thousand take seconds."""
+        if is_sharded(like):
+            return _shard(like)
+        device = None if isinstance(like, np.ndarray) else like.is_cpu
+        key = (type(like), like.dtype, like.shape, device)
+        if key not in self._alike:
+            self._alike[key] = _leaf(like)
+        return self._alike[key]
+
+    def _children(self, node: Node) -> list[Walk]:
+        walks = []
+        for number, child in enumerate(node["v"]):
+            self._literal("," if number else "")
+            walks.append(self._compile(child))
+        return walks
+
+    def _dict(self, node: Node) -> Walk:
+        keys, types = list(node["k"]), {type(key) for key in node["k"]}
+        walks = self._children(node)
+
+        def walk(value: Any, leaves: list[Any], values: list[str]) -> bool:
+            # A key True equals 1, and it is not one that can be saved.
+            if not isinstance(value, dict) or list(value) != keys or set(map(type, value)) != types:
+                return False
+            for inner, child in zip(walks, value.values(), strict=True):
+                if not inner(child, leaves, values):
+                    return False
+            return True
+
+        return walk
+
+    def _row(self, node: Node, tag: str) -> Walk:
+        walks = self._children(node)
+
+        def walk(value: Any, leaves: list[Any], values: list[str]) -> bool:
+            exact = type(value)
+            alike = exact is list if tag == "list" else exact is tuple or exact.__name__ == "Size"
+            if not alike or len(value) != len(walks):
+                return False
+            pairs = zip(walks, value, strict=True)
+            return all(inner(child, leaves, values) for inner, child in pairs)
+
+        return walk
+
+
+def values_of(node: Node) -> list[str]:
+    """Return JSON of the Python values in a skeleton, in the order of `Recipe.take`."""
+    tag = node["t"] if isinstance(node, dict) else ""
+    if tag in LEAVES:
+        return []
+    if tag == "object":
+        return values_of(node["v"])
+    if tag in ("dict", "list", "tuple"):
+        return [text for child in node["v"] for text in values_of(child)]
+    return [as_json(node)]
+
+
+def _value(value: Any, _: list[Any], values: list[str]) -> bool:
+    if type(value) is int and -_FAST < value < _FAST:
+        values.append(str(value))
+        return True
+    if not is_scalar(value):
+        return False
+    values.append(as_json(scalar(value)))
+    return True
+
+
+def _leaf(like: Any) -> Walk:
+    if isinstance(like, np.ndarray):
+        return _array(like)
+    exact, dtype, shape = type(like), like.dtype, like.shape
+    is_cpu, layout = like.is_cpu, like.layout
+
+    def walk(value: Any, leaves: list[Any], _: list[str]) -> bool:
+        if (
+            type(value) is exact
+            and value.dtype is dtype
+            and value.shape == shape
+            and value.is_cpu is is_cpu
+            and value.layout is layout
+        ):
+            leaves.append(value)
+            return is_cpu or not value.is_meta
+        return False
+
+    return walk
+
+
+def _array(like: Any) -> Walk:
+    dtype, shape = like.dtype, like.shape
+
+    def walk(value: Any, leaves: list[Any], _: list[str]) -> bool:
+        alike = type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
+        leaves.append(value)
+        return alike
+
+    return walk
+
+
+def _shard(like: Any) -> Walk:
+    """Compare pieces by their place; of a DTensor by what that follows from."""
+    exact = type(like)
+    if isinstance(like, Sharded):
+        place, inner = _place(like), _leaf(like.local)
+
+        def walk(value: Any, leaves: list[Any], values: list[str]) -> bool:
+            alike = type(value) is exact and _place(value) == place
+            if not alike or not inner(value.local, [], values):
+                return False
+            leaves.append(value)
+            return True
+
+        return walk
+    mesh, placements, shape, dtype = like.device_mesh, like.placements, like.shape, like.dtype
+    local = leaf_bytes.shape_of(like)
+
+    def walk_dtensor(value: Any, leaves: list[Any], _: list[str]) -> bool:
+        if type(value) is not exact or value.dtype != dtype or value.shape != shape:
+            return False
+        if value.device_mesh != mesh or value.placements != placements:
+            return False
+        leaves.append(value)
+        return leaf_bytes.unsupported(value) is None and leaf_bytes.shape_of(value) == local
+
+    return walk_dtensor
+
+
+def _place(piece: Sharded) -> Sequence[Any]:
+    found = as_sharded(piece)
+    return found.shape, found.start, found.copy, found.copies
