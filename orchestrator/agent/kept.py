@@ -58,6 +58,9 @@ class KeptProcess:
     def started(self) -> None:
         """Say what a new process has to know, if anything."""
 
+    def ended(self) -> None:
+        """Note that it died by itself, if that matters."""
+
     def say(self, line: str) -> None:
         """Tell the running process something; one that is gone does not hear it."""
         process = self._process
@@ -80,6 +83,7 @@ class KeptProcess:
         await self._listen(self._process.stdout)
         code = await self._process.wait()
         log.warning("%s exited with %s; starting it again", self._name, code)
+        self.ended()
 
     async def _listen(self, output: asyncio.StreamReader) -> None:
         while True:
