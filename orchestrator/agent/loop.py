@@ -131,6 +131,8 @@ class Agent:
             if task.done() and task.exception() is not None:
                 log.error("the agent failed", exc_info=task.exception())
         await self._end_ranks()
+        if self._replicas is not None:
+            self._replicas.grace_s = min(self._replicas.grace_s, self.leaving.uploads_s)
         if self._uploads is not None:
             await self._until_sent()
             self._uploads.grace_s = min(self._uploads.grace_s, self.leaving.uploads_s)
