@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from orchestrator.wire import FetchedRank, FetchNode
 log = logging.getLogger(__name__)
 
 READY_S = 10.0
+MOST_AGENTS = 64
 REACH = 10**12
 
 
@@ -53,6 +56,7 @@ class Replicas(KeptProcess):
         self._place = place
         self._fact = fact
         self._token = place.token_path.read_text(encoding="utf-8").strip()
+        self._lock = -1
         super().__init__("replicas", self._words())
         self.address = ""
         self.held: tuple[Replica, ...] = ()
@@ -75,10 +79,40 @@ class Replicas(KeptProcess):
             "--until-eof",
         ]
         if place.disk is not None:
-            # Another run of this name, in a directory of its own, has a folder of its own.
-            own = hashlib.sha256(f"replicas:{self._token}".encode()).hexdigest()[:12]
-            words += ["--disk", str(place.disk / own)]
+            try:
+                words += ["--disk", str(place.disk / self._shelf(place.disk))]
+            except OSError as error:  # the ranks go on, as they do without the store
+                log.error("nothing is copied to a disk here: %s", error)
         return words
+
+    def _shelf(self, disk: Path) -> str:
+        """Take a folder on the disk that no other agent of this machine has.
+
+        It is the first free one, so that agents on the same machines find what those before them
+        left. Another run of this name, in a directory of its own, has folders of its own.
+        """
+        run = hashlib.sha256(f"replicas:{self._token}".encode()).hexdigest()[:12]
+        disk.mkdir(parents=True, exist_ok=True)
+        for number in range(MOST_AGENTS):
+            path = disk / f"{run}-{number}.lock"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+            else:
+                self._lock = descriptor  # until this process ends
+                return path.stem
+        raise OSError(f"{MOST_AGENTS} agents of this run have folders in {disk} already")
+
+    async def run(self) -> None:
+        """As of any kept process; the folder on the disk is free afterwards."""
+        try:
+            await super().run()
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
 
     async def ready(self, timeout_s: float = READY_S) -> None:
         """Wait until it told what it keeps; the node is of use without it too."""

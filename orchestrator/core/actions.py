@@ -33,11 +33,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """A copy to be brought to a rank's node: of the first of `nodes` that has it, or its `disk`."""
+    """A copy to be brought to a rank's node, of the first that gives it whole.
+
+    Attributes:
+        nodes: Nodes in whose memory it lies.
+        disks: Nodes on whose disk it lies; they are asked behind the others.
+    """
 
     rank: int
     nodes: tuple[str, ...] = ()
-    disk: bool = False
+    disks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ def choose(state: State, nodes: tuple[str, ...]) -> Restore | None:
 
     A committed checkpoint can be read by any placement. One that lies only on the nodes counts if
     each rank can get its part, from one and the same attempt: from its own node's memory, from
-    another node's, or from its own node's disk.
+    another node's, or from a node's disk.
     """
     assert state.run is not None
     stored = [
@@ -73,8 +73,12 @@ class _Places:
     world: int
     own: set[int] = field(default_factory=set)
     to_send: set[int] = field(default_factory=set)
-    peers: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
-    disk: set[int] = field(default_factory=set)
+    copies: dict[tuple[str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def of(self, tier: str, rank: int, own: str) -> tuple[str, ...]:
+        """Return the nodes that keep a copy of a rank's part, its own node first."""
+        names = sorted(self.copies.get((tier, rank), ()), key=lambda name: name != own)
+        return tuple(names[:MOST_SOURCES])
 
 
 def _places(state: State, nodes: Sequence[str]) -> Mapping[Key, _Places]:
@@ -91,13 +95,10 @@ def _places(state: State, nodes: Sequence[str]) -> Mapping[Key, _Places]:
                 places.own.add(shard.rank)
                 if shard.for_store:
                     places.to_send.add(shard.rank)
-        for copy in node.replicas:
-            if copy.tier == DISK and copy.rank in own and copy.world == world:
-                found[copy.step, copy.attempt].disk.add(copy.rank)
     for node in state.nodes.values():
         for copy in node.replicas if node.alive and node.replica_address else ():
-            if copy.tier == PEER and copy.world == world:
-                found[copy.step, copy.attempt].peers[copy.rank].append(node.name)
+            if copy.world == world:
+                found[copy.step, copy.attempt].copies[copy.tier, copy.rank].append(node.name)
     return found
 
 
@@ -112,12 +113,11 @@ def _gather(state: State, nodes: Sequence[str], key: Key, places: _Places) -> Re
         if rank in places.own and Source.MEMORY not in bad:
             continue
         own = nodes[rank // per_node]
-        peers = sorted(places.peers.get(rank, ()), key=lambda name: name != own)
-        names = () if Source.PEER in bad else tuple(peers[:MOST_SOURCES])
-        on_disk = rank in places.disk and Source.DISK not in bad
-        if not names and not on_disk:
+        names = () if Source.PEER in bad else places.of(PEER, rank, own)
+        disks = () if Source.DISK in bad else places.of(DISK, rank, own)
+        if not names and not disks:
             return None
-        fetches.append(Fetch(rank=rank, nodes=names, disk=on_disk))
+        fetches.append(Fetch(rank=rank, nodes=names, disks=disks))
         if furthest is not Source.DISK:
             furthest = Source.PEER if names else Source.DISK
     if furthest in bad or (fetches and attempt > state.last_attempt):

@@ -17,11 +17,14 @@ def orders(start: StartRanks, nodes: Mapping[str, Node], timeout_s: float) -> di
     restore = start.restore
     ranks: dict[str, list[FetchedRank]] = defaultdict(list)
     for fetch in restore.fetches if restore is not None else ():
-        known = [nodes[name].replica_address for name in fetch.nodes if name in nodes]
-        sources = (*(at for at in known if at), *([DISK] if fetch.disk else []))
-        ranks[start.nodes[fetch.rank // start.ranks_per_node]].append(
-            FetchedRank(rank=fetch.rank, sources=sources)
-        )
+        own = start.nodes[fetch.rank // start.ranks_per_node]
+        addresses = {name: node.replica_address for name, node in nodes.items()}
+        sources = [
+            *(addresses.get(name, "") for name in fetch.nodes),
+            *(DISK if name == own else addresses.get(name, "") for name in fetch.disks),
+        ]
+        known = tuple(dict.fromkeys(source for source in sources if source))
+        ranks[own].append(FetchedRank(rank=fetch.rank, sources=known))
     if restore is None:
         return {}
     return {

@@ -102,10 +102,10 @@ def test_after_all_memory_is_lost_the_disks_serve() -> None:
         copies = tuple(Replica(tier=DISK, rank=r, step=30, attempt=1, world=4) for r in ranks)
         story.joins(name, incarnation="i2", replicas=copies, replica_address=f"{name}:7")
     restore = story.restore()
-    fetches = tuple(Fetch(rank=rank, disk=True) for rank in range(4))
-    assert restore == Restore(step=30, attempt=1, source=Source.DISK, fetches=fetches)
-    # On the disk of another node it is of no use.
-    assert story.restore(("n2", "n1")) == Restore(step=20, attempt=1, source=Source.STORE)
+    fetches = tuple(Fetch(rank=r, disks=("n1" if r < 2 else "n2",)) for r in range(4))
+    expected = Restore(step=30, attempt=1, source=Source.DISK, fetches=fetches)
+    assert restore == expected
+    assert story.restore(("n2", "n1")) == expected, "in another order too"
 
 
 def test_what_could_not_be_fetched_is_tried_from_the_next_place_once() -> None:
