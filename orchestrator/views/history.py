@@ -20,7 +20,15 @@ from orchestrator.core.state import Attempt, State
 KEPT_POINTS = 2048
 KEPT_RECORDS = 200
 KEPT_CODES = 32
-QUIET = (ev.Progress, ev.Staged, ev.ShardUploaded, ev.ActionDone, ev.PolicySet, ev.RanksGone)
+QUIET = (
+    ev.Progress,
+    ev.Staged,
+    ev.Replicated,
+    ev.ShardUploaded,
+    ev.ActionDone,
+    ev.PolicySet,
+    ev.RanksGone,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

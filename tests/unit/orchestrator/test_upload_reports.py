@@ -2,12 +2,13 @@ import asyncio
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.agent import uploads
+from orchestrator.agent import kept, uploads
 from orchestrator.agent.uploads import Uploads, report_of
 from orchestrator.core.events import ShardUploaded, UploadFailed
 from orchestrator.process_id import start_time
@@ -45,7 +46,7 @@ def test_an_upload_is_told_with_the_time_since_the_step() -> None:
 
 @pytest.mark.parametrize("wall", [50.0, 103.0, 1e9])
 def test_the_wall_clock_bends_no_time(monkeypatch: pytest.MonkeyPatch, wall: float) -> None:
-    monkeypatch.setattr(uploads.time, "time", lambda: wall)
+    monkeypatch.setattr(time, "time", lambda: wall)
     event = report_of({**UPLOADED, "upload_s": None})
     assert isinstance(event, ShardUploaded)
     assert math.isnan(event.upload_s)
@@ -114,7 +115,7 @@ class Keeper:
 def test_an_uploader_is_given_time_to_finish_and_is_ended_at_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "STOP_GRACE_S", 0.3)
+    monkeypatch.setattr(kept, "STOP_GRACE_S", 0.3)
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('7', flush=True);"
 
     async def main() -> None:
