@@ -26,7 +26,14 @@ from orchestrator.agent.output import OutputCapture
 from orchestrator.agent.process import RankProcess
 from orchestrator.agent.zygote import Zygote, can_fork
 from orchestrator.core.events import RankExited, RanksStarted, SignatureSeen
-from orchestrator.wire import Control, FactEvent, RankReport, StartNode, StopNode
+from orchestrator.wire import (
+    Control,
+    FactEvent,
+    FetchNode,
+    RankReport,
+    StartNode,
+    StopNode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +160,21 @@ class Ranks:
                     last_line=why[:300],
                 )
             )
+
+    def not_fetched(self, order: FetchNode, rank: int, why: str) -> None:
+        """Report a rank whose part of the checkpoint could not be brought here: it cannot start."""
+        text = f"rank {rank}: step {order.step} could not be brought from another place: {why}"
+        self._fact(
+            RankExited(
+                attempt=order.attempt,
+                node=self._spec.node,
+                rank=rank,
+                code=RESTORE_FAILED_EXIT,
+                ours=False,
+                note=NOTES[RESTORE_FAILED_EXIT],
+                last_line=text[:300],
+            )
+        )
 
     async def _start_one(self, order: StartNode, local_rank: int) -> None:
         number = order.node_rank * order.ranks + local_rank

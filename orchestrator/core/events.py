@@ -79,12 +79,32 @@ class CatalogueUnknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedShard:
-    """A complete snapshot of one rank in its node's memory; `world` 0 is not known."""
+    """A complete snapshot of one rank in its node's memory.
+
+    Attributes:
+        world: Number of ranks of its attempt, 0 when not known.
+        for_store: Whether it goes to the store as well.
+    """
 
     rank: int
     step: int
     attempt: int
     world: int = 0
+    for_store: bool = True
+
+
+PEER, DISK = "peer", "disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A sealed copy of one rank's snapshot that a node keeps: in memory as `peer`, or on `disk`."""
+
+    tier: str
+    rank: int
+    step: int
+    attempt: int
+    world: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +119,8 @@ class AgentJoined:
         attempt: The attempt that its ranks belong to, 0 for none.
         job: The allocation that the node belongs to, "" when that is not known.
         unfit: Why no rank can run there, as the agent found by looking, "" when nothing is wrong.
+        replicas: What the node keeps of copies.
+        replica_address: Where it takes and gives them, "" for nowhere.
     """
 
     node: str
@@ -109,6 +131,8 @@ class AgentJoined:
     staged: tuple[StagedShard, ...] = ()
     job: str = ""
     unfit: str = ""
+    replicas: tuple[Replica, ...] = ()
+    replica_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +303,15 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """What a node keeps of copies now, and where; replaces what was known of the node."""
+
+    node: str
+    address: str
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUploaded:
     """One rank's part of a checkpoint is in the store, with its index."""
 
@@ -373,6 +406,7 @@ Event = (
     | PhaseReached
     | Progress
     | Staged
+    | Replicated
     | ShardUploaded
     | UploadFailed
     | CheckpointCommitted

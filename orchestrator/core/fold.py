@@ -19,6 +19,7 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Pair,
     SetInterval,
     StartRanks,
     StopRanks,
@@ -194,6 +195,8 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
                 interval_steps=action.interval_steps,
                 interval_changed_step=state.commits[0][0] if state.commits else -1,
             )
+        case Pair():
+            return attempts.paired(state, action)
         case SnapshotAction():
             return replace(state, snapshots_done_seq=state.snapshot_requested_seq)
         case Finish(outcome=outcome):
@@ -260,6 +263,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.PhaseReached: attempts.phase_reached,
     ev.Progress: _progress,
     ev.Staged: nodes.staged,
+    ev.Replicated: nodes.replicated,
     ev.ShardUploaded: _shard_uploaded,
     ev.UploadFailed: _upload_failed,
     ev.CheckpointCommitted: _committed,

@@ -71,6 +71,7 @@ class Attempt:
         moved_seq: The record that ordered it.
         first_trouble: The clue that ended the healthy part, None while healthy.
         min_step: Last step that all ranks finished; -1 before the first.
+        buddies: For each node that was told, where its buddy takes copies.
     """
 
     number: int
@@ -102,6 +103,7 @@ class Attempt:
     max_step: int = -1
     verdict: FaultJudged | None = None
     verdict_seq: int = 0
+    buddies: dict[str, str] = field(default_factory=dict)
 
     @property
     def world(self) -> int:

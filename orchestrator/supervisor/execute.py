@@ -16,6 +16,7 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Pair,
     SetInterval,
     Snapshot,
     StartRanks,
@@ -32,8 +33,10 @@ from orchestrator.launch.launcher import (
     LaunchUnknownError,
 )
 from orchestrator.ledger import Ledger
+from orchestrator.supervisor.fetching import orders as fetch_orders
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
+    Buddy,
     Control,
     OrderBody,
     Outcome,
@@ -142,6 +145,8 @@ class Executor:
                     effective_step=max(change.effective_step, self._context.step_ahead()),
                 )
                 return await self._order_all(pending.key, change.attempt, order)
+            case Pair() as pair:
+                return await self._pair(pending.key, pair)
             case Snapshot() as snapshot:
                 step = max(snapshot.step, self._context.step_ahead())
                 order = Control(attempt=snapshot.attempt, snapshot_step=step)
@@ -210,6 +215,9 @@ class Executor:
         state = self._context.state()
         timeout_s = state.policy.start_timeout_s
         first = start.nodes[0]
+        brought, why = await self._fetch(key, start, timeout_s)
+        if not brought:
+            return False, why
         port = await self._order(
             first, f"{key}/port", ReservePort(attempt=start.attempt), timeout_s
         )
@@ -239,6 +247,29 @@ class Executor:
             )
         )
         return _all(outcomes)
+
+    async def _fetch(self, key: str, start: StartRanks, timeout_s: float) -> tuple[bool, str]:
+        """Have the nodes bring what their ranks lack; one that cannot tells of failed ranks."""
+        state = self._context.state()
+        wanted = fetch_orders(start, state.nodes, state.policy.fetch_timeout_s)
+        return _all(
+            await asyncio.gather(
+                *(
+                    self._order(node, f"{key}/fetch/{node}", body, timeout_s + body.timeout_s)
+                    for node, body in wanted.items()
+                )
+            )
+        )
+
+    async def _pair(self, key: str, pair: Pair) -> tuple[bool, str]:
+        return _all(
+            await asyncio.gather(
+                *(
+                    self._order(node, f"{key}/{node}", Buddy(attempt=pair.attempt, address=at))
+                    for node, at in pair.buddies.items()
+                )
+            )
+        )
 
     async def _stop_ranks(self, key: str, stop: StopRanks) -> tuple[bool, str]:
         state = self._context.state()

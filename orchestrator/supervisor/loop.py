@@ -321,6 +321,8 @@ class Supervisor:
                 staged=hello.staged,
                 job=hello.job,
                 unfit=hello.unfit,
+                replicas=hello.replicas,
+                replica_address=hello.replica_address,
             )
         )
         incarnation, n = self.state.seen.get(hello.node, ("", 0))

@@ -63,8 +63,7 @@ def origin(restore: act.Restore | None) -> str:
     """Say where an attempt starts from."""
     if restore is None:
         return "from step 0"
-    where = "the nodes' memory" if restore.source is act.Source.MEMORY else "the store"
-    return f"from step {restore.step:,} in {where}"
+    return f"from step {restore.step:,} in {restore.source.words}"
 
 
 def describe_action(action: act.Action) -> str:
@@ -97,6 +96,8 @@ def describe_action(action: act.Action) -> str:
                 f"checkpoint every {units.count(action.interval_steps, 'step')} "
                 f"(was {action.previous_steps:,}) from step {action.effective_step:,}"
             )
+        case act.Pair(buddies=buddies):
+            return f"tell {', '.join(buddies)} where copies of their memory go"
         case act.Snapshot(step=step):
             return f"save once at step {step:,}"
         case act.Wait():
@@ -156,6 +157,18 @@ def _progress(e: ev.Progress) -> str:
 def _staged(e: ev.Staged) -> str:
     steps = sorted({shard.step for shard in e.shards})
     return f"{e.node} holds in memory: step " + (", ".join(map(str, steps)) or "none")
+
+
+def _replicated(e: ev.Replicated) -> str:
+    if not e.address:
+        return f"{e.node} takes no copies now"
+    held = {tier: {r.step for r in e.replicas if r.tier == tier} for tier in (ev.PEER, ev.DISK)}
+    parts = [
+        f"{where} of step {', '.join(map(str, sorted(steps)))}"
+        for where, steps in (("for others", held[ev.PEER]), ("on its disk", held[ev.DISK]))
+        if steps
+    ]
+    return f"{e.node} keeps copies " + (" and ".join(parts) or "of nothing yet")
 
 
 def _judged(e: ev.FaultJudged) -> str:
@@ -231,6 +244,7 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.PhaseReached: _phase,
     ev.Progress: _progress,
     ev.Staged: _staged,
+    ev.Replicated: _replicated,
     ev.ShardUploaded: _uploaded,
     ev.UploadFailed: lambda e: f"rank {e.rank} could not store step {e.step:,}: {e.error}",
     ev.CheckpointCommitted: lambda e: (

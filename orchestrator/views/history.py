@@ -18,7 +18,15 @@ from orchestrator.core.state import Attempt, State
 
 KEPT_POINTS = 2048
 KEPT_RECORDS = 200
-QUIET = (ev.Progress, ev.Staged, ev.ShardUploaded, ev.ActionDone, ev.PolicySet, ev.RanksGone)
+QUIET = (
+    ev.Progress,
+    ev.Staged,
+    ev.Replicated,
+    ev.ShardUploaded,
+    ev.ActionDone,
+    ev.PolicySet,
+    ev.RanksGone,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

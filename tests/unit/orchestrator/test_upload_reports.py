@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent import uploads
+from orchestrator.agent import kept, uploads
 from orchestrator.agent.uploads import Uploads, report_of
 from orchestrator.core.events import ShardUploaded, UploadFailed
 from orchestrator.process_id import start_time
@@ -97,7 +97,7 @@ class Keeper:
 def test_an_uploader_is_given_time_to_finish_and_is_ended_at_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "STOP_GRACE_S", 0.3)
+    monkeypatch.setattr(kept, "STOP_GRACE_S", 0.3)
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('7', flush=True);"
 
     async def main() -> None:

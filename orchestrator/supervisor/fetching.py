@@ -1,0 +1,37 @@
+"""What nodes are told to bring to their memory before the ranks of an attempt start. Pure."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from orchestrator.core.actions import StartRanks
+from orchestrator.core.events import DISK
+from orchestrator.core.node import Node
+from orchestrator.wire import FetchedRank, FetchNode
+
+
+def orders(start: StartRanks, nodes: Mapping[str, Node], timeout_s: float) -> dict[str, FetchNode]:
+    """Return the orders by node; a node whose ranks have all that they need gets none.
+
+    The decision names nodes; where these give their copies is looked up as late as now.
+    """
+    restore = start.restore
+    ranks: dict[str, list[FetchedRank]] = defaultdict(list)
+    for fetch in restore.fetches if restore is not None else ():
+        known = [nodes[name].replica_address for name in fetch.nodes if name in nodes]
+        sources = (*(at for at in known if at), *([DISK] if fetch.disk else []))
+        ranks[start.nodes[fetch.rank // start.ranks_per_node]].append(
+            FetchedRank(rank=fetch.rank, sources=sources)
+        )
+    if restore is None:
+        return {}
+    return {
+        node: FetchNode(
+            attempt=start.attempt,
+            step=restore.step,
+            saved_by=restore.attempt,
+            world=len(start.nodes) * start.ranks_per_node,
+            ranks=tuple(own),
+            timeout_s=timeout_s,
+        )
+        for node, own in ranks.items()
+    }
