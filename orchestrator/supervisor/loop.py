@@ -272,8 +272,8 @@ class Supervisor:
             records.append((record, state))
         if not records:
             return
-        self._lease.check()
         try:
+            self._lease.check()
             self._journal.append([record for record, _ in records])
         except OSError as error:
             raise PreconditionError(
@@ -361,9 +361,16 @@ class Supervisor:
         self._looks.hurry()
 
     async def _renew(self) -> None:
+        """Renew the lease; a file system away for a moment is no reason to leave.
+
+        Should others have taken over meanwhile, the next renewal or append finds out.
+        """
         while True:
             await asyncio.sleep(LEASE_S / 4)
-            self._lease.renew()
+            try:
+                self._lease.renew()
+            except OSError as error:
+                log.warning("cannot renew the lease, trying again: %s", error)
 
     async def _scrape(self) -> None:
         while True:
