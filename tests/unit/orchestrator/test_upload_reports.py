@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent import kept, uploads
+from orchestrator.agent import kept
 from orchestrator.agent.uploads import Uploads, report_of
 from orchestrator.core.events import ShardUploaded, UploadFailed
 from orchestrator.process_id import start_time
