@@ -96,6 +96,7 @@ class RankReport:
     saves: int
     skipped_saves: int
     tokens: int
+    dropped_saves: int = 0
     abnormal: str = ""
 
 

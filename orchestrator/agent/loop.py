@@ -27,7 +27,14 @@ from orchestrator.agent.ranks import Ranks
 from orchestrator.agent.replicas import Place, Replicas
 from orchestrator.agent.uploads import Uploads
 from orchestrator.config import RunConfig
-from orchestrator.core.events import RankExited, RanksGone, Staged, StagedShard
+from orchestrator.core.events import (
+    RankExited,
+    RanksGone,
+    ShardUploaded,
+    Staged,
+    StagedShard,
+    UploadFailed,
+)
 from orchestrator.wire import (
     Buddy,
     Control,
@@ -88,7 +95,7 @@ class Agent:
         self._fitness = Fitness(config, self._exporter.read_gpus)
         self._unfit = ""
         self._uploads = (
-            Uploads(node_dir, spec.store_json, spec.run, self._connection.fact)
+            Uploads(node_dir, spec.store_json, spec.run, self._upload_fact)
             if config.checkpoint.store
             else None
         )
@@ -337,6 +344,11 @@ class Agent:
         """
         if isinstance(event, RankExited):
             self._tell_staged()
+        self._connection.fact(event)
+
+    def _upload_fact(self, event: ShardUploaded | UploadFailed) -> None:
+        if isinstance(event, ShardUploaded):
+            event = self._ranks.with_cost(event)
         self._connection.fact(event)
 
     def _tell_staged(self) -> None:

@@ -1,13 +1,16 @@
 """The node's uploader process: what it reports becomes facts."""
 
+import math
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.kept import KeptProcess
 from orchestrator.core.events import ShardUploaded, UploadFailed
+from orchestrator.core.saves import ShardCost
+
+MOST_CODES, LONGEST_CODE = 16, 40
 
 
 class Uploads(KeptProcess):
@@ -51,9 +54,6 @@ def report_of(value: dict[str, object]) -> ShardUploaded | UploadFailed:
         return UploadFailed(**ids, error=str(value["error"])[:500])
     if value["event"] != "uploaded":
         raise KeyError(str(value["event"]))
-    staged_at = value["staged_at"]
-    if not isinstance(staged_at, int | float):
-        raise TypeError("staged_at is no number")
     return ShardUploaded(
         **ids,
         world=number("world"),
@@ -61,5 +61,36 @@ def report_of(value: dict[str, object]) -> ShardUploaded | UploadFailed:
         index_crc64=number("index_crc64"),
         nbytes=number("nbytes"),
         # From the step boundary on: what a fault meanwhile would cost, not the transfer alone.
-        upload_s=max(0.0, time.time() - staged_at),
+        upload_s=_seconds(value, "upload_s"),
+        cost=_cost_of(value),
     )
+
+
+def _cost_of(value: Mapping[str, object]) -> ShardCost:
+    retries = value.get("retries") or {}
+    if not isinstance(retries, dict):
+        raise TypeError("retries is no object")
+    counts = list(retries.items())[:MOST_CODES]
+    return ShardCost(
+        sent_nbytes=_count(value.get("sent_nbytes", 0), "sent_nbytes"),
+        sent_s=_seconds(value, "sent_s"),
+        retries={str(code)[:LONGEST_CODE]: _count(n, "retries") for code, n in counts},
+        hedges=_count(value.get("hedges", 0), "hedges"),
+        plane=str(value.get("plane", ""))[:LONGEST_CODE],
+    )
+
+
+def _seconds(value: Mapping[str, object], name: str) -> float:
+    """Return seconds, nan where the uploader does not know them."""
+    item = value.get(name)
+    if item is None:
+        return math.nan
+    if isinstance(item, bool) or not isinstance(item, int | float) or not 0 <= item < math.inf:
+        raise TypeError(f"{name} is no number of seconds")
+    return float(item)
+
+
+def _count(item: object, name: str) -> int:
+    if type(item) is not int or item < 0:
+        raise TypeError(f"{name} is no count")
+    return item

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from orchestrator.core.actions import Decision
 from orchestrator.core.policy import Policy
+from orchestrator.core.saves import SaveCost, ShardCost
 
 
 class Ending(StrEnum):
@@ -292,6 +293,7 @@ class Progress:
     saves: int
     skipped_saves: int
     tokens: int
+    dropped_saves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +315,12 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUploaded:
-    """One rank's part of a checkpoint is in the store, with its index."""
+    """One rank's part of a checkpoint is in the store, with its index.
+
+    Attributes:
+        upload_s: From the step boundary until then; nan when the uploader did not see it begin.
+        cost: What it cost; left out of the journal, which has the sum with the commit.
+    """
 
     attempt: int
     step: int
@@ -323,6 +330,7 @@ class ShardUploaded:
     index_crc64: int
     nbytes: int
     upload_s: float
+    cost: ShardCost | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,12 +345,17 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
-    """The manifest is in the store: this checkpoint can be restored from now on."""
+    """The manifest is in the store: this checkpoint can be restored from now on.
+
+    Attributes:
+        cost: What it cost until here, None when nobody knows.
+    """
 
     step: int
     attempt: int
     manifest_key: str
     nbytes: int
+    cost: SaveCost | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

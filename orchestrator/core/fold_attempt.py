@@ -56,6 +56,7 @@ def start(state: State, record: Record, action: StartRanks, decision: Decision) 
         excluded_lately=state.excluded_lately + len(action.exclude),
         saves=0,
         skipped_saves=0,
+        dropped_saves=0,
     )
     return _update_incident(
         state,

@@ -8,6 +8,7 @@ from orchestrator.core.events import FaultJudged, RunRequested, ShardUploaded
 from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.node import Allocation, Node
 from orchestrator.core.policy import Policy
+from orchestrator.core.saves import SaveCost
 
 
 class RunPhase(StrEnum):
@@ -225,6 +226,9 @@ class State:
     tokens: int = 0
     saves: int = 0
     skipped_saves: int = 0
+    dropped_saves: int = 0
+    committed_at: float = 0.0
+    last_save: SaveCost | None = None
     measured: Measured = field(default_factory=Measured)
     stop_requested_seq: int = 0
     snapshot_requested_seq: int = 0

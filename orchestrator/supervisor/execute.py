@@ -24,6 +24,7 @@ from orchestrator.core.actions import (
     Unhold,
 )
 from orchestrator.core.ledger import NodeIncident
+from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import Pending, State
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import (
@@ -60,11 +61,13 @@ class Context:
     Attributes:
         step_ahead: A step that an order given now reaches all ranks before. The journal knows
             only now and then how far they are, so what a decision asks for may be behind them.
+        cost_of: What the save of a step and attempt cost, None when nobody knows.
     """
 
     state: Callable[[], State]
     step_ahead: Callable[[], int]
     emit: Callable[[ev.Event], None]
+    cost_of: Callable[[tuple[int, int]], SaveCost | None] = lambda _: None
 
 
 class Executor:
@@ -308,6 +311,7 @@ class Executor:
             for s in shards.values()
         ]
         world = next(iter(shards.values())).world
+        cost = self._context.cost_of((wanted.step, wanted.attempt))
         name = self._spec.name
         write_id = f"{name}/{wanted.attempt}/commit/{wanted.step}"
         try:
@@ -320,6 +324,7 @@ class Executor:
                 records,
                 world=world,
                 write_id=write_id,
+                tokens=(cost.tokens or None) if cost is not None else None,
             )
         except CommitRefused as error:
             self._refuse(wanted, str(error))
@@ -335,6 +340,7 @@ class Executor:
                 attempt=wanted.attempt,
                 manifest_key=outcome.manifest_key,
                 nbytes=outcome.nbytes,
+                cost=cost,
             )
         )
         return True, outcome.manifest_key

@@ -10,6 +10,7 @@ from orchestrator.core.codec import encode
 from orchestrator.core.events import Event
 from orchestrator.core.record import Record
 from orchestrator.views import units
+from orchestrator.views.saves import cost_json, cost_words
 
 
 def kind_of(event: Event) -> str:
@@ -210,8 +211,15 @@ def _ledger(e: ev.LedgerRead) -> str:
 
 
 def _uploaded(e: ev.ShardUploaded) -> str:
-    how = f"{units.size(e.nbytes)} in {units.seconds(e.upload_s)}"
+    took = f" in {units.seconds(e.upload_s)}" if math.isfinite(e.upload_s) else ""
+    how = f"{units.size(e.nbytes)}{took}"
     return f"rank {e.rank} stored its part of step {e.step:,} ({how})"
+
+
+def _committed(e: ev.CheckpointCommitted) -> str:
+    text = f"checkpoint {e.step:,} is committed ({units.size(e.nbytes)})"
+    words = cost_words(cost_json(e.cost))
+    return f"{text}: {words}" if words else text
 
 
 WORDS: dict[type, Callable[[Any], str]] = {
@@ -247,9 +255,7 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.Replicated: _replicated,
     ev.ShardUploaded: _uploaded,
     ev.UploadFailed: lambda e: f"rank {e.rank} could not store step {e.step:,}: {e.error}",
-    ev.CheckpointCommitted: lambda e: (
-        f"checkpoint {e.step:,} is committed ({units.size(e.nbytes)})"
-    ),
+    ev.CheckpointCommitted: _committed,
     ev.CommitRefused: lambda e: f"checkpoint {e.step:,} was refused: {e.why}",
     ev.FaultJudged: _judged,
     ev.DecisionMade: _decided,
