@@ -83,7 +83,7 @@ class Control:
     """What the agent asks of the rank.
 
     Attributes:
-        interval_steps: Save when the step divides by this; 0 means never.
+        interval_steps: Save for the store so often (see `tiers.due`); 0 means never.
         effective_step: First step at which `interval_steps` holds, so that all ranks change at one.
         snapshot_step: Save after this step as well; -1 for none.
         stop_step: Save after this step and leave the loop; -1 for none.

@@ -74,7 +74,7 @@ class Watcher:
                 self._running[path] = self._pool.submit(self._send, path, staged)
 
     def _next(self, path: Path) -> StagedSlot | None:
-        slots = peek(path)
+        slots = [staged for staged in peek(path) if staged.is_for_store]
         failure = self._failures.get(path)
         if failure is not None and not (slots and _same(slots[0], failure.staged)):
             del self._failures[path]
@@ -168,5 +168,5 @@ class Watcher:
 
 
 def _same(one: StagedSlot, other: StagedSlot) -> bool:
-    """Tell whether both describe the same content, however far its upload is."""
-    return replace(one, upload_state=other.upload_state) == other
+    """Tell whether both describe the same content, however far its copies are."""
+    return replace(one, upload_state=other.upload_state, held=other.held) == other

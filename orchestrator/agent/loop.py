@@ -134,7 +134,7 @@ class Agent:
         """When the allocation ends, give what was staged last the time that there is."""
         while self.leaving.begun and self.leaving.uploads_s > 0.0:
             slots = [slot for path in self._arenas() for slot in peek(path)]
-            if not any(slot.upload_state in UNSENT for slot in slots):
+            if not any(slot.is_for_store and slot.upload_state in UNSENT for slot in slots):
                 return
             await asyncio.sleep(TICK_S)
 
