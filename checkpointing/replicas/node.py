@@ -95,6 +95,7 @@ class Node:
                 self._to_disk.poll()
             self._look()
             stop.wait(_POLL_S)
+        self._server.close()
         deadline = time.monotonic() + _DRAIN_S
         while (self._to_peer.busy or self._to_disk.busy) and time.monotonic() < deadline:
             self._look()

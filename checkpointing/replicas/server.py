@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,8 @@ class Server:
     def close(self) -> None:
         """Take no more connections."""
         self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # to close it alone wakes nobody who accepts
         self._socket.close()
 
     def _accept(self) -> None:
