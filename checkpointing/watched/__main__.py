@@ -1,0 +1,206 @@
+"""`python -m checkpointing.watched --dir DIR --pattern 'checkpoint-*' --store URL --name NAME`.
+
+Keeps the checkpoint folders that a trainer writes into DIR: every finished one is uploaded,
+verified and committed, then deleted if asked to. One JSON object per line on standard output tells
+what was done. Further verbs: `ls` lists what is kept, `restore [ENTRY]` brings one back into DIR.
+
+Ends with 0 on SIGTERM, or with `--until-eof` at the end of standard input, after what is finished
+was committed or `--drain-s` is over; with 1 when the store could not be used, with 2 on wrong
+arguments.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from checkpointing.errors import CheckpointingError, StoreError
+from checkpointing.store.base import ObjectStore, StoreConfig, check_key, open_store
+from checkpointing.store.budget import Budget
+from checkpointing.store.pace import Pacer
+from checkpointing.watched import verbs
+from checkpointing.watched.disk import Finished
+from checkpointing.watched.rules import Rules
+from checkpointing.watched.watching import Watching
+
+_ALIVE_S: Final = 5.0
+_LOOK_S: Final = 0.1
+
+
+def main() -> int:
+    """Run one verb."""
+    options = _options()
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="watched: %(message)s")
+    try:
+        store = _store(options)
+        if options.verb == "ls":
+            found = verbs.rows(store, options.name)
+            _write(json.dumps(found) if options.json else verbs.table(found))
+            return 0
+        if options.verb == "restore":
+            return _restore(store, options)
+        return _watch(store, _rules(options), options)
+    except ValueError as error:
+        return _fail(2, error)
+    except (CheckpointingError, OSError) as error:
+        return _fail(1, error)
+
+
+def _restore(store: ObjectStore, options: argparse.Namespace) -> int:
+    if options.dir is None:
+        raise ValueError("restore needs --dir")
+    entry, node = options.entry, options.node or ""
+    path = verbs.restore(store, options.name, options.dir, entry=entry, node=node)
+    if path is None:
+        sys.stderr.write("watched: nothing is kept yet\n")
+    else:
+        _write(str(path))
+    return 0
+
+
+def _watch(store: ObjectStore, rules: Rules, options: argparse.Namespace) -> int:
+    stop, over, parent = threading.Event(), threading.Event(), os.getppid()
+    if options.until_eof:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Thread(target=_until_eof, args=(stop,), daemon=True).start()
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: (over if stop.is_set() else stop).set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
+    threading.Thread(target=_say_alive, args=(over,), daemon=True).start()
+    watching = Watching(rules, store, _tell, over.is_set)
+    while not stop.is_set() and not over.is_set():
+        watching.poll()
+        stop.wait(options.poll_s)
+        if os.getppid() != parent:
+            return 0  # whoever started it is gone; the folders stay, and a successor goes on
+    threading.Timer(options.drain_s, over.set).start()
+    watching.poll()
+    while watching.pending and not over.is_set():
+        over.wait(min(_LOOK_S, options.poll_s))
+        watching.poll()
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="checkpointing.watched",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("verb", nargs="?", choices=("watch", "ls", "restore"), default="watch")
+    add("entry", nargs="?", help="of restore: which one; the newest unless given")
+    add("--dir", type=Path, help="where the trainer writes its checkpoints")
+    add("--store", required=True, help="s3://bucket/prefix, file:///folder, or StoreConfig as JSON")
+    add("--endpoint-url", help="of another S3 server than AWS's")
+    add("--region")
+    add("--name", required=True, help="what they are kept under in the store")
+    add("--pattern", help="names of the checkpoints, as 'checkpoint-*'")
+    add("--finished", choices=("quiet", "marker", "rename"), default="quiet")
+    add("--marker", default="", help="of --finished marker: path of the file in the folder")
+    add("--quiet-s", type=_positive, default=60.0, help="of --finished quiet")
+    add("--delete", action="store_true", help="delete what was committed")
+    add("--keep", type=int, default=1, help="but never the newest so many")
+    add("--shared", action="store_true", help="all nodes see the same directory")
+    add("--node", default=socket.gethostname(), help="name of this node")
+    add("--nodes", type=int, default=1, help="nodes that write their own parts of each folder")
+    add("--attempts", type=Path, help="file with the attempts of the run, from whoever starts them")
+    add("--max-bytes-per-s", type=_positive, help="send no faster")
+    add("--poll-s", type=_positive, default=2.0)
+    add("--drain-s", type=_positive, default=600.0, help="time for the last ones at the end")
+    add("--until-eof", action="store_true", help="ignore SIGTERM; end when standard input ends")
+    add("--json", action="store_true", help="of ls: one JSON array")
+    return parser.parse_args()
+
+
+def _store(options: argparse.Namespace) -> ObjectStore:
+    if options.store.startswith("{"):
+        config = StoreConfig.from_json(options.store)
+    else:
+        config = StoreConfig(
+            url=options.store, endpoint_url=options.endpoint_url, region=options.region
+        )
+    most = options.max_bytes_per_s or config.max_bytes_per_s
+    try:
+        check_key(options.name)
+        return open_store(config, Pacer(Budget(max_bytes_per_s=most)))
+    except StoreError as error:
+        raise ValueError(str(error)) from error
+
+
+def _rules(options: argparse.Namespace) -> Rules:
+    if options.dir is None or not options.pattern:
+        raise ValueError("watching needs --dir and --pattern")
+    if options.finished == "marker" and not options.marker:
+        raise ValueError("--finished marker needs --marker")
+    if options.keep < 0 or options.nodes < 1:
+        raise ValueError("--keep is at least 0 and --nodes at least 1")
+    return Rules(
+        directory=options.dir,
+        pattern=options.pattern,
+        prefix=options.name,
+        finished=Finished(how=options.finished, marker=options.marker, quiet_s=options.quiet_s),
+        delete=options.delete,
+        keep=options.keep,
+        shared=options.shared,
+        node=options.node,
+        nodes=options.nodes,
+        attempts=options.attempts,
+    )
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+def _until_eof(stop: threading.Event) -> None:
+    try:
+        while os.read(0, 1024):
+            pass
+    except OSError:
+        pass
+    stop.set()
+
+
+def _say_alive(over: threading.Event) -> None:
+    while _tell({"event": "alive"}) and not over.wait(_ALIVE_S):
+        pass
+
+
+_lock: Final = threading.Lock()
+
+
+def _tell(event: Mapping[str, Any]) -> bool:
+    return _write(json.dumps(event))
+
+
+def _write(text: str) -> bool:
+    line = text.encode() + b"\n"
+    with _lock:
+        try:
+            while line:
+                line = line[os.write(1, line) :]
+        except OSError:
+            return False  # nobody listens; what is to be kept is kept all the same
+    return True
+
+
+def _fail(code: int, error: Exception) -> int:
+    sys.stderr.write(f"watched: {' '.join(str(error).split())}\n")
+    return code
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # threads that are still sending would keep the interpreter alive
