@@ -21,6 +21,7 @@ from checkpointing.heartbeat import SLOW_PHASE, Heartbeat
 from checkpointing.restoring import OnOtherWorld, bring
 from checkpointing.saving import SNAPSHOT_WAIT_S, WAIT_S, Saver, State, value_of
 from checkpointing.slot import Phase
+from checkpointing.tiers import EVERYWHERE, due
 
 __all__ = ["Checkpointer", "RankEnvironment", "State"]
 
@@ -137,10 +138,12 @@ class Checkpointer:
         stopping = control is not None and 0 <= control.stop_step <= step
         first_stop = stopping and not self._stop  # a script may not look at `should_stop`
         snapshot = control is not None and step == control.snapshot_step
-        regular = interval > 0 and step % interval == 0
-        if state is not None and (first_stop or snapshot or regular):
+        tiers = due(step, interval, self._saver.rhythm)
+        if first_stop or snapshot:
+            tiers = EVERYWHERE
+        if state is not None and tiers:
             wait_s = WAIT_S if first_stop else SNAPSHOT_WAIT_S if snapshot else 0.0
-            self._saver.save(step, state, local, wait_s=wait_s, at_once=first_stop)
+            self._saver.save(step, state, local, tiers, wait_s=wait_s, at_once=first_stop)
         self._stop = self._stop or stopping
         self._heart.go()
 
@@ -163,9 +166,9 @@ class Checkpointer:
             return
         self._heart.note(step=step)
         self._saver.land()
-        if state is not None and self._saver.staged_step != step:
-            self._saver.save(step, state, local, wait_s=WAIT_S, at_once=True)
-            if self._saver.staged_step != step:
+        if state is not None:
+            self._saver.save(step, state, local, EVERYWHERE, wait_s=WAIT_S, at_once=True)
+            if not self._saver.has(step, EVERYWHERE):
                 raise StageBusy(f"the last state could not be staged within {WAIT_S:.0f} s")
         self._heart.beat(Phase.FINISH, SLOW_PHASE)
 

@@ -55,6 +55,7 @@ def commit(
     world: int,
     write_id: str,
     average_of: tuple[tuple[int, int], ...] = (),
+    tokens: int | None = None,
 ) -> CommitOutcome:
     """Check everything, then write the manifest, last and once.
 
@@ -67,6 +68,7 @@ def commit(
         world: Ranks in the attempt.
         write_id: Unique to this decision to commit; the same one may be tried again.
         average_of: (step, attempt) of what it is the average of, () for a checkpoint of a run.
+        tokens: Tokens trained until then, None when not known.
 
     Raises:
         CommitRefused: The uploads do not make one consistent checkpoint.
@@ -90,6 +92,7 @@ def commit(
         skeleton=indexes[0].skeleton,
         tensors=tensors,
         average_of=average_of,
+        tokens=tokens,
     )
     return _write(store, manifest)
 

@@ -1,9 +1,11 @@
 """What the agent tells a rank through its environment."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+from checkpointing.tiers import Rhythm
 
 
 class StagePolicy(StrEnum):
@@ -32,6 +34,7 @@ class RankEnvironment:
         policy: What a save does when the uploads before it still run.
         policy_wait_s: The longest that `StagePolicy.WAIT` holds training up.
         stage_debug: Check that nothing changes while it is copied beside training.
+        rhythm: How often snapshots go elsewhere than to the store.
     """
 
     run: str
@@ -47,6 +50,7 @@ class RankEnvironment:
     policy: StagePolicy = StagePolicy.SKIP
     policy_wait_s: float = 60.0
     stage_debug: bool = False
+    rhythm: Rhythm = field(default_factory=Rhythm)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "RankEnvironment | None":
@@ -67,4 +71,9 @@ class RankEnvironment:
             policy=StagePolicy(environ.get("EVERSTEP_STAGE_POLICY", "skip")),
             policy_wait_s=float(environ.get("EVERSTEP_STAGE_WAIT_S", "60")),
             stage_debug=environ.get("EVERSTEP_STAGE_DEBUG", "") not in ("", "0"),
+            rhythm=Rhythm(
+                memory=int(environ.get("EVERSTEP_MEMORY_STEPS", "0")),
+                peer=int(environ.get("EVERSTEP_PEER_STEPS", "0")),
+                disk=int(environ.get("EVERSTEP_DISK_STEPS", "0")),
+            ),
         )

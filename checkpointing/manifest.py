@@ -92,6 +92,7 @@ class Manifest:
         skeleton: Of the replicated state.
         tensors: Of the state, one extent for a replicated tensor and one per piece of a sharded
             one: owner, and offset in the owner's object.
+        tokens: Tokens trained until then; None when nobody told.
         average_of: (step, attempt) of the checkpoints whose weights it is the average of. Such a
             one is nothing to resume from.
     """
@@ -106,6 +107,7 @@ class Manifest:
     skeleton: Node
     tensors: tuple[Extent, ...]
     average_of: tuple[tuple[int, int], ...] = ()
+    tokens: int | None = None
 
     def pack(self) -> bytes:
         """Return the stored form."""
@@ -187,4 +189,6 @@ def _fields(document: "Index | Manifest") -> dict[str, Any]:
         found["shards"] = [asdict(shard) for shard in found["shards"]]
     if not found.get("average_of", True):
         del found["average_of"]
+    if found.get("tokens", 0) is None:
+        del found["tokens"]
     return found

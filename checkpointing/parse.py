@@ -51,7 +51,7 @@ def index(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def manifest(found: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a manifest, all of them checked, its shards as dicts."""
-    average_of = found.pop("average_of", [])
+    average_of, tokens = found.pop("average_of", []), found.pop("tokens", None)
     checked.exactly(found, _MANIFEST, "the manifest")
     run, step, attempt, world = _place(found)
     prefix = keys.data_prefix(run, step, attempt)
@@ -76,6 +76,7 @@ def manifest(found: dict[str, Any]) -> dict[str, Any]:
         "skeleton": found["skeleton"],
         "tensors": tensors,
         "average_of": tuple(map(_of, checked.items(average_of, "average_of"))),
+        "tokens": None if tokens is None else checked.number(tokens, "tokens"),
     }
 
 

@@ -53,6 +53,11 @@ class Meta:
         packed = bytes(arena.view[start : start + nbytes])
         if crc64(packed) != crc:
             raise ArenaInvalid("the meta of a slot fails its CRC")
+        return cls.unpack(packed)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Meta":
+        """Read what `pack` gave; anything else raises a TypeError, KeyError or ValueError."""
         fields = json.loads(packed)
         return cls(
             skeleton=fields["skeleton"],

@@ -69,6 +69,7 @@ MANIFEST = Manifest(
     skeleton=SKELETON,
     tensors=(EXTENT, PIECE),
     average_of=((4, 1), (3, 1)),
+    tokens=40_960,
 )
 INDEX = Index(
     run="run",

@@ -67,9 +67,14 @@ class Cluster:
         return records
 
     def commit(
-        self, uploads: Sequence[UploadRecord], step: int, attempt: int = 1, write_id: str = "w"
+        self,
+        uploads: Sequence[UploadRecord],
+        step: int,
+        attempt: int = 1,
+        write_id: str = "w",
+        tokens: int | None = None,
     ) -> CommitOutcome:
-        return commit(self.store, "run", step, attempt, uploads, WORLD, write_id)
+        return commit(self.store, "run", step, attempt, uploads, WORLD, write_id, tokens=tokens)
 
     def rewrite(self, record: UploadRecord, **changes: object) -> UploadRecord:
         """Put another index in the place of a rank's."""
@@ -98,6 +103,14 @@ def test_a_commit_is_listed_and_restores_bit_for_bit(cluster: Cluster) -> None:
     assert repr(state) == repr(wanted)
     assert np.array_equal(state["optimizer"]["m"], wanted["optimizer"]["m"])  # type: ignore[index]
     assert local["rng"].tolist() == [2] * 4
+
+
+def test_a_manifest_tells_the_tokens_when_somebody_told_them(cluster: Cluster) -> None:
+    told = cluster.commit(cluster.upload(5), 5, tokens=40_960)
+    untold = cluster.commit(cluster.upload(6), 6)
+    assert read_manifest(cluster.store, told.manifest_key).tokens == 40_960
+    assert read_manifest(cluster.store, untold.manifest_key).tokens is None
+    assert b"tokens" not in cluster.store.get(untold.manifest_key)  # as those before this field
 
 
 def test_commits_are_listed_newest_first_and_foreign_keys_are_ignored(cluster: Cluster) -> None:
