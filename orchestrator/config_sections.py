@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from checkpointing.tiers import Rhythm
+from orchestrator.config_watch import WatchSection
 from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
@@ -155,6 +156,7 @@ class CheckpointSection(Section):
     disk_dir: Path | None = None
     disk_interval_steps: Steps | None = None
     copy_mb_per_s: Annotated[float, Field(ge=5, le=1e6)] = 1_000.0
+    watch: WatchSection | None = None
     tune: bool = True
     max_lost_work_s: Seconds = 1_800.0
     max_overhead: Annotated[float, Field(gt=0, lt=1)] = 0.02
@@ -167,6 +169,8 @@ class CheckpointSection(Section):
             raise ValueError("disk_dir must be absolute: a folder on a disk of every node")
         if self.disk_dir is None and self.disk_interval_steps is not None:
             raise ValueError("disk_interval_steps needs disk_dir; set that or remove it")
+        if self.watch is not None and self.store is None:
+            raise ValueError("watch needs store: where the folders are to go")
         return self
 
     @property

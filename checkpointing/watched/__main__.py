@@ -17,10 +17,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from checkpointing.companion import emit, fail
 from checkpointing.errors import CheckpointingError, StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, check_key, open_store
 from checkpointing.store.budget import Budget
@@ -30,6 +30,7 @@ from checkpointing.watched.disk import Finished
 from checkpointing.watched.rules import Rules
 from checkpointing.watched.watching import Watching
 
+_WHO: Final = "watched"
 _ALIVE_S: Final = 5.0
 _LOOK_S: Final = 0.1
 
@@ -37,20 +38,20 @@ _LOOK_S: Final = 0.1
 def main() -> int:
     """Run one verb."""
     options = _options()
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="watched: %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=f"{_WHO}: %(message)s")
     try:
         store = _store(options)
         if options.verb == "ls":
             found = verbs.rows(store, options.name)
-            _write(json.dumps(found) if options.json else verbs.table(found))
+            _print(json.dumps(found) if options.json else verbs.table(found))
             return 0
         if options.verb == "restore":
             return _restore(store, options)
         return _watch(store, _rules(options), options)
     except ValueError as error:
-        return _fail(2, error)
+        return fail(_WHO, 2, _line(error))
     except (CheckpointingError, OSError) as error:
-        return _fail(1, error)
+        return fail(_WHO, 1, _line(error))
 
 
 def _restore(store: ObjectStore, options: argparse.Namespace) -> int:
@@ -59,9 +60,9 @@ def _restore(store: ObjectStore, options: argparse.Namespace) -> int:
     entry, node = options.entry, options.node or ""
     path = verbs.restore(store, options.name, options.dir, entry=entry, node=node)
     if path is None:
-        sys.stderr.write("watched: nothing is kept yet\n")
+        sys.stderr.write(f"{_WHO}: nothing is kept yet\n")
     else:
-        _write(str(path))
+        _print(str(path))
     return 0
 
 
@@ -74,12 +75,13 @@ def _watch(store: ObjectStore, rules: Rules, options: argparse.Namespace) -> int
         signal.signal(signal.SIGTERM, lambda *_: (over if stop.is_set() else stop).set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
     threading.Thread(target=_say_alive, args=(over,), daemon=True).start()
-    watching = Watching(rules, store, _tell, over.is_set)
+    watching = Watching(rules, store, emit, over.is_set)
     while not stop.is_set() and not over.is_set():
         watching.poll()
         stop.wait(options.poll_s)
         if os.getppid() != parent:
             return 0  # whoever started it is gone; the folders stay, and a successor goes on
+    watching.hurry()
     threading.Timer(options.drain_s, over.set).start()
     watching.poll()
     while watching.pending and not over.is_set():
@@ -173,31 +175,17 @@ def _until_eof(stop: threading.Event) -> None:
 
 
 def _say_alive(over: threading.Event) -> None:
-    while _tell({"event": "alive"}) and not over.wait(_ALIVE_S):
+    while emit({"event": "alive"}) and not over.wait(_ALIVE_S):
         pass
 
 
-_lock: Final = threading.Lock()
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
-def _tell(event: Mapping[str, Any]) -> bool:
-    return _write(json.dumps(event))
-
-
-def _write(text: str) -> bool:
-    line = text.encode() + b"\n"
-    with _lock:
-        try:
-            while line:
-                line = line[os.write(1, line) :]
-        except OSError:
-            return False  # nobody listens; what is to be kept is kept all the same
-    return True
-
-
-def _fail(code: int, error: Exception) -> int:
-    sys.stderr.write(f"watched: {' '.join(str(error).split())}\n")
-    return code
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from checkpointing.watched.sending import Changed, Stopped
 
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 60.0
+_LAST_QUIET_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[Mapping[str, Any]], bool]
@@ -88,6 +89,12 @@ class Watching:
             and not state.seen.temporary
             and (quiet or self._rules.finished(state.seen, 0.0))
         )
+
+    def hurry(self) -> None:
+        """Nobody writes any more: what is quiet now stays so."""
+        finished = self._rules.finished
+        finished = replace(finished, quiet_s=min(finished.quiet_s, _LAST_QUIET_S))
+        self._rules = replace(self._rules, finished=finished)
 
     def close(self) -> None:
         """Let others watch."""

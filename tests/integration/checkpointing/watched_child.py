@@ -1,4 +1,4 @@
-"""`python -m ...watched_child ROOT`: a watch that is killed at its first step, its second, and so on.
+"""`python -m ...watched_child ROOT`: a watch that is killed at its first step, its second ...
 
 For each it forks, so that only one interpreter has to start, and prints the number of steps.
 """
