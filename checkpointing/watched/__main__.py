@@ -5,8 +5,8 @@ verified and committed, then deleted if asked to. One JSON object per line on st
 what was done. Further verbs: `ls` lists what is kept, `restore [ENTRY]` brings one back into DIR.
 
 Ends with 0 on SIGTERM, or with `--until-eof` at the end of standard input, after what is finished
-was committed or `--drain-s` is over; with 1 when the store could not be used, with 2 on wrong
-arguments.
+was committed; with 1 when `--drain-s` was over before or the store could not be used, with 2 on
+wrong arguments.
 """
 
 import argparse
@@ -57,8 +57,7 @@ def main() -> int:
 def _restore(store: ObjectStore, options: argparse.Namespace) -> int:
     if options.dir is None:
         raise ValueError("restore needs --dir")
-    entry, node = options.entry, options.node or ""
-    path = verbs.restore(store, options.name, options.dir, entry=entry, node=node)
+    path = verbs.restore(store, options.name, options.dir, entry=options.entry, node=options.node)
     if path is None:
         sys.stderr.write(f"{_WHO}: nothing is kept yet\n")
     else:
@@ -76,7 +75,7 @@ def _watch(store: ObjectStore, rules: Rules, options: argparse.Namespace) -> int
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
     threading.Thread(target=_say_alive, args=(over,), daemon=True).start()
     watching = Watching(rules, store, emit, over.is_set)
-    while not stop.is_set() and not over.is_set():
+    while not (options.once or stop.is_set() or over.is_set()):
         watching.poll()
         stop.wait(options.poll_s)
         if os.getppid() != parent:
@@ -84,9 +83,12 @@ def _watch(store: ObjectStore, rules: Rules, options: argparse.Namespace) -> int
     watching.hurry()
     threading.Timer(options.drain_s, over.set).start()
     watching.poll()
-    while watching.pending and not over.is_set():
+    while not watching.done and not over.is_set():
         over.wait(min(_LOOK_S, options.poll_s))
         watching.poll()
+    if not watching.done:
+        left = ", ".join(watching.pending) or "the directory was not looked at"
+        return fail(_WHO, 1, f"out of time: {left}")
     return 0
 
 
@@ -100,10 +102,15 @@ def _options() -> argparse.Namespace:
     add("verb", nargs="?", choices=("watch", "ls", "restore"), default="watch")
     add("entry", nargs="?", help="of restore: which one; the newest unless given")
     add("--dir", type=Path, help="where the trainer writes its checkpoints")
-    add("--store", required=True, help="s3://bucket/prefix, file:///folder, or StoreConfig as JSON")
+    known = os.environ  # a rank of everstep need not be told where its run keeps things
+    add(
+        "--store",
+        default=known.get("EVERSTEP_STORE"),
+        help="s3://bucket/prefix, file:///folder, or StoreConfig as JSON",
+    )
     add("--endpoint-url", help="of another S3 server than AWS's")
     add("--region")
-    add("--name", required=True, help="what they are kept under in the store")
+    add("--name", default=known.get("EVERSTEP_RUN"), help="what they are kept under in the store")
     add("--pattern", help="names of the checkpoints, as 'checkpoint-*'")
     add("--finished", choices=("quiet", "marker", "rename"), default="quiet")
     add("--marker", default="", help="of --finished marker: path of the file in the folder")
@@ -111,18 +118,22 @@ def _options() -> argparse.Namespace:
     add("--delete", action="store_true", help="delete what was committed")
     add("--keep", type=int, default=1, help="but never the newest so many")
     add("--shared", action="store_true", help="all nodes see the same directory")
-    add("--node", default=socket.gethostname(), help="name of this node")
+    node = known.get("EVERSTEP_NODE") or socket.gethostname()
+    add("--node", default=node, help="name of this node")
     add("--nodes", type=int, default=1, help="nodes that write their own parts of each folder")
     add("--attempts", type=Path, help="file with the attempts of the run, from whoever starts them")
     add("--max-bytes-per-s", type=_positive, help="send no faster")
     add("--poll-s", type=_positive, default=2.0)
     add("--drain-s", type=_positive, default=600.0, help="time for the last ones at the end")
+    add("--once", action="store_true", help="leave when all that is finished was committed")
     add("--until-eof", action="store_true", help="ignore SIGTERM; end when standard input ends")
     add("--json", action="store_true", help="of ls: one JSON array")
     return parser.parse_args()
 
 
 def _store(options: argparse.Namespace) -> ObjectStore:
+    if not options.store or not options.name:
+        raise ValueError("say --store and --name")
     if options.store.startswith("{"):
         config = StoreConfig.from_json(options.store)
     else:

@@ -74,9 +74,14 @@ class Watching:
         self._clock = clock
         self._keeper = Keeper(rules, store, stopped)
         self._lock = Lock(rules.directory)
-        self._ready = False
+        self._ready = self._looked = False
         self._states: dict[str, _State] = {}
         self._general = _State(Look(single=False, files={}), 0.0)
+
+    @property
+    def done(self) -> bool:
+        """Tell whether this has looked, and all that is finished was committed."""
+        return self._looked and not self.pending
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -106,13 +111,17 @@ class Watching:
         Raises:
             OtherFolder: The store keeps another folder under this name.
         """
-        if not self._rules.directory.is_dir() or self._clock() < self._general.again_at:
+        if self._clock() < self._general.again_at:
+            return
+        if not self._rules.directory.is_dir():
+            self._looked = True
             return
         try:
             if not self._lock.take():
                 return
             self._begin()
             self._look_at_all()
+            self._looked = True
         except OtherFolder:
             raise
         except (CheckpointingError, OSError) as error:
