@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from orchestrator.config_base import Section
 
 
-class WatchSection(BaseModel):
+class WatchSection(Section):
     """Which folders of `dir` each node keeps in the store, and when.
 
     `finished` says when a folder that fits `pattern` is whole: "rename", it has its name from then
@@ -15,8 +17,6 @@ class WatchSection(BaseModel):
     `delete` it is deleted once committed, but for the newest `keep`. `shared` says whether all
     nodes see the same `dir`; with several nodes it has to be said.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dir: Path
     pattern: Annotated[str, Field(min_length=1)]
