@@ -119,6 +119,16 @@ def list_quarantined(store: ObjectStore, run: str) -> tuple[Quarantined, ...]:
     return tuple(sorted(found, key=lambda record: record.place, reverse=True))
 
 
+def quarantined_places(store: ObjectStore, run: str) -> frozenset[tuple[int, int]]:
+    """Return (step, attempt) of what is in quarantine, as the keys tell without being read.
+
+    Raises:
+        StoreError: The store could not be asked.
+    """
+    places = (keys.place_of_quarantine(i.key) for i in store.list(keys.quarantine_prefix(run)))
+    return frozenset(place for place in places if place is not None)
+
+
 def _read(store: ObjectStore, run: str, key: str, place: tuple[int, int]) -> Quarantined | None:
     try:
         record = Quarantined.unpack(store.get(key))
