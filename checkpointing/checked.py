@@ -25,7 +25,6 @@ _PLAIN: Final = frozenset({"name", "kind", "owner", "dtype", "shape", "offset", 
 _SHARD: Final = _PLAIN | {"whole", "start", "blocks"}
 
 
-
 def refuse(what: str, value: object = None) -> NoReturn:
     """Say in one line what is wrong."""
     shown = "" if value is None else f": {value!r:.80}"

@@ -1,18 +1,16 @@
 """Turns the uploads of all ranks into a committed checkpoint, or says why not."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from checkpointing import keys
 from checkpointing.alike import ranks_text, replicas
 from checkpointing.errors import CommitRefused, ManifestInvalid, ObjectMissing, StoreUnavailable
-from checkpointing.extents import LOCAL, REPLICA, SHARD, Extent, Extents, join, shared
+from checkpointing.extents import LOCAL, SHARD, Extents, join
 from checkpointing.manifest import Index, Manifest, Shard, read_index, read_manifest
 from checkpointing.pieces import Pieces
 from checkpointing.store.base import ObjectStore

@@ -15,6 +15,8 @@ CheckpointingError
 |   |-- StageRefused                not enough memory, found out before step 1
 |   |-- StageBusy                   both slots are still needed
 |   `-- ArenaInvalid                the file is not an arena that this version can read
+|-- ReplicaError                    a copy to or from another node or a disk did not succeed
+|   `-- ReplicaCorrupt              what came is not what was promised
 |-- SlotInvalid                     the file is not a slot that this version can read
 |-- ManifestInvalid                 a manifest or an index fails its own check
 |-- CommitRefused                   the parts of a checkpoint do not fit together
@@ -94,6 +96,14 @@ class StageBusy(StageError):
 
 class ArenaInvalid(StageError):
     """The file is not an arena of this format."""
+
+
+class ReplicaError(CheckpointingError):
+    """A snapshot could not be copied to or from another node or a disk."""
+
+
+class ReplicaCorrupt(ReplicaError):
+    """A snapshot, or what describes it, is not what was promised."""
 
 
 class SlotInvalid(CheckpointingError):

@@ -1,6 +1,7 @@
 """When a state is staged, whether beside training, and what gives way when no slot is free."""
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -99,6 +100,7 @@ class Saver:
         begun = time.monotonic()
         changed = self._stager.join()
         self._heart.note(stall_s=self._heart.reading.stall_s + time.monotonic() - begun)
+        self._note_copy()
         if changed:
             names = ", ".join(changed[:5]) + (" and more" if len(changed) > 5 else "")
             self._lost(f"changed while it was copied beside training: {names}")
@@ -152,8 +154,11 @@ class Saver:
             self._heart.note(
                 saves=reading.saves + 1,
                 stall_s=time.monotonic() - begun,
+                saved_step=step,
+                saved_tokens=reading.tokens if reading.step == step else 0,
                 dropped_saves=reading.dropped_saves + (dropped is not None),
             )
+            self._note_copy()
 
     def _copy(
         self,
@@ -177,11 +182,16 @@ class Saver:
     def _lost(self, why: str) -> None:
         step, self.staged_step = self.staged_step, -1
         self._overlaps = False
-        self._heart.note(dropped_saves=self._heart.reading.dropped_saves + 1)
+        self._heart.note(dropped_saves=self._heart.reading.dropped_saves + 1, saved_step=-1)
         text = f"the save of step {step} does not count: {why}"
         if self._env.stage_debug:
             raise StageError(text)
         _log.warning("rank %d: %s; saves are no longer overlapped", self._env.rank, text)
+
+    def _note_copy(self) -> None:
+        copied = self._stager.copied
+        nbytes, seconds = copied if copied is not None else (0, math.nan)
+        self._heart.note(stage_s=seconds, staged_nbytes=nbytes)
 
     def _skipped(self) -> None:
         self._heart.note(skipped_saves=self._heart.reading.skipped_saves + 1)

@@ -16,9 +16,11 @@ from pydantic import (
     model_validator,
 )
 
+from checkpointing.tiers import Rhythm
 from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+Steps = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Section(BaseModel):
@@ -136,16 +138,50 @@ def _store_url(value: str) -> str:
 
 
 class CheckpointSection(Section):
-    """`[checkpoint]`: where to, how often at first, and the limits of the tuner."""
+    """`[checkpoint]`: where to, how often at first, and the limits of the tuner.
+
+    `interval_steps` is the store's. Between two of its saves others may be made: every
+    `memory_interval_steps` in the ranks' own memory, and the first of them at or after each
+    multiple of `peer_interval_steps` is copied to another node's memory, of `disk_interval_steps`
+    to `disk_dir`. A node copies at most `copy_mb_per_s`.
+    """
 
     store: Annotated[str, AfterValidator(_store_url)] | None = None
     endpoint_url: Annotated[str, AfterValidator(_no_secret)] | None = None
     region: str | None = None
-    interval_steps: Annotated[int, Field(ge=1, le=10**12)] = 100
+    interval_steps: Steps = 100
+    memory_interval_steps: Steps | None = None
+    peer_interval_steps: Annotated[int, Field(ge=0, le=10**12)] = 0
+    disk_dir: Path | None = None
+    disk_interval_steps: Steps | None = None
+    copy_mb_per_s: Annotated[float, Field(ge=5, le=1e6)] = 1_000.0
     tune: bool = True
     max_lost_work_s: Seconds = 1_800.0
     max_overhead: Annotated[float, Field(gt=0, lt=1)] = 0.02
     prior_faults_per_1000_node_days: Annotated[float, Field(gt=0, le=1e9)] = 24.0
+
+    @model_validator(mode="after")
+    def _has_tiers(self) -> Self:
+        """Refuse intervals that mean nothing."""
+        if self.disk_dir is not None and not self.disk_dir.is_absolute():
+            raise ValueError("disk_dir must be absolute: a folder on a disk of every node")
+        if self.disk_dir is None and self.disk_interval_steps is not None:
+            raise ValueError("disk_interval_steps needs disk_dir; set that or remove it")
+        return self
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether snapshots are copied to other nodes or to disks."""
+        return self.peer_interval_steps > 0 or self.disk_dir is not None
+
+    @property
+    def rhythm(self) -> Rhythm:
+        """How often snapshots go elsewhere than to the store."""
+        return Rhythm(
+            memory=self.memory_interval_steps or 0,
+            peer=self.peer_interval_steps,
+            disk=(self.disk_interval_steps or 1) if self.disk_dir is not None else 0,
+        )
 
 
 class TimeoutsSection(Section):
@@ -158,6 +194,7 @@ class TimeoutsSection(Section):
     kill_grace_s: Seconds = 10.0
     launch_s: Seconds = 300.0
     start_s: Seconds = 60.0
+    fetch_s: Seconds = 600.0
     stop_save_s: Seconds = 120.0
     final_upload_s: Seconds = 600.0
     supervisor_lost_s: Seconds = 86_400.0

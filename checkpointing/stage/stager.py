@@ -1,5 +1,6 @@
 """From a live state to a staged slot: take it apart, lay it out (both remembered), copy."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ class Stager:
         self._writer: ArenaWriter | None = None
         self._taker = Taker(rank, world)
         self._flight: Flight | None = None
+        self._copied: tuple[int, float] | None = None
         self._sides: dict[Any, SideStream] = {}
         self._registration: Registration | None = None
 
@@ -125,6 +127,11 @@ class Stager:
         """Whether a copy runs that counts only after a `fence` that nobody has called yet."""
         return self._flight is not None and self._flight.awaits_fence
 
+    @property
+    def copied(self) -> tuple[int, float] | None:
+        """Bytes of the last copy and the seconds until it was complete, None while it is not."""
+        return self._copied
+
     def join(self, *, abandon: bool = False) -> list[str]:
         """Wait for the copy that runs; return the tensors that changed before the fence.
 
@@ -147,6 +154,7 @@ class Stager:
         tiers: Tier,
     ) -> StagedSlot | None:
         self.join()
+        begun, self._copied = time.monotonic(), None
         taken = self._taker.take(state, local)
         writer, plan = self._make_room(taken), taken.known.plan
         index, data, dropped = writer.open(replace=replace)
@@ -158,6 +166,7 @@ class Stager:
         def seal() -> None:
             packed = taken.known.text.pack(taken.values, copy.result())
             writer.seal(index, label, plan.data_nbytes, packed)
+            self._copied = plan.data_nbytes, time.monotonic() - begun
 
         watched = _watched(plan, taken.leaves, late)
         events, summing = self._copy_from_gpus(copy, taken.leaves, watched)

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpointing.store.base import StoreConfig
+from checkpointing.tiers import Rhythm
 from orchestrator.config import RunConfig
-from orchestrator.core.codec import encode
+from orchestrator.core.actions import Source
 from orchestrator.wire import StartNode
 
 
@@ -34,6 +35,7 @@ class JobSpec:
     step_timeout_s: float
     init_timeout_s: float
     preload: tuple[str, ...] = ()
+    rhythm: Rhythm = field(default_factory=Rhythm)
 
 
 def job_spec(config: RunConfig, node: str) -> JobSpec:
@@ -59,6 +61,7 @@ def job_spec(config: RunConfig, node: str) -> JobSpec:
         step_timeout_s=config.timeouts.step_s,
         init_timeout_s=config.timeouts.init_s,
         preload=config.job.preload,
+        rhythm=config.checkpoint.rhythm,
     )
 
 
@@ -108,6 +111,9 @@ def rank_environment(
         "EVERSTEP_RESTORE": _restore_json(order),
         "EVERSTEP_OUTPUT": str(spec.output_dir),
         "EVERSTEP_STEP_TIMEOUT_S": f"{spec.step_timeout_s:g}",
+        "EVERSTEP_MEMORY_STEPS": str(spec.rhythm.memory),
+        "EVERSTEP_PEER_STEPS": str(spec.rhythm.peer),
+        "EVERSTEP_DISK_STEPS": str(spec.rhythm.disk),
         **spec.env,
     }
 
@@ -116,5 +122,6 @@ def _restore_json(order: StartNode) -> str:
     restore = order.restore
     if restore is None:
         return "null"
-    value = encode(restore)
-    return json.dumps({key: value[key] for key in ("step", "attempt", "source")})
+    # What lay elsewhere on the nodes is in the ranks' memory by now.
+    source = Source.STORE if restore.source is Source.STORE else Source.MEMORY
+    return json.dumps({"step": restore.step, "attempt": restore.attempt, "source": source.value})

@@ -24,9 +24,17 @@ from orchestrator.agent.environment import (
 )
 from orchestrator.agent.output import OutputCapture
 from orchestrator.agent.process import RankProcess
+from orchestrator.agent.saves import Saves
 from orchestrator.agent.zygote import Zygote, can_fork
-from orchestrator.core.events import RankExited, RanksStarted, SignatureSeen
-from orchestrator.wire import Control, FactEvent, RankReport, StartNode, StopNode
+from orchestrator.core.events import RankExited, RanksStarted, ShardUploaded, SignatureSeen
+from orchestrator.wire import (
+    Control,
+    FactEvent,
+    FetchNode,
+    RankReport,
+    StartNode,
+    StopNode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +80,7 @@ class Ranks:
         self._fact = fact
         self._ranks: dict[int, Rank] = {}
         self._control = SlotControl(interval_steps=0)
+        self._saves = Saves()
         env = common_environment(os.environ, spec)
         self._zygote = Zygote((*spec.preload, *OWN_MODULES), env) if spec.preload else None
         self.attempt = 0
@@ -154,6 +163,21 @@ class Ranks:
                 )
             )
 
+    def not_fetched(self, order: FetchNode, rank: int, why: str) -> None:
+        """Report a rank whose part of the checkpoint could not be brought here: it cannot start."""
+        text = f"rank {rank}: step {order.step} could not be brought from another place: {why}"
+        self._fact(
+            RankExited(
+                attempt=order.attempt,
+                node=self._spec.node,
+                rank=rank,
+                code=RESTORE_FAILED_EXIT,
+                ours=False,
+                note=NOTES[RESTORE_FAILED_EXIT],
+                last_line=text[:300],
+            )
+        )
+
     async def _start_one(self, order: StartNode, local_rank: int) -> None:
         number = order.node_rank * order.ranks + local_rank
         paths = RankPaths(
@@ -222,6 +246,7 @@ class Ranks:
         )
 
     def _report(self, rank: Rank, reading: SlotReading, now: float) -> RankReport:
+        self._saves.note(rank.number, self.attempt, reading)
         age_s = now - reading.phase_since
         allowed_s = self._allowed_s(reading.phase, reading.allowed_s)
         return RankReport(
@@ -235,9 +260,18 @@ class Ranks:
             stall_s=reading.stall_s,
             saves=reading.saves,
             skipped_saves=reading.skipped_saves,
+            dropped_saves=reading.dropped_saves,
             tokens=reading.tokens,
             abnormal=abnormal(rank.process.pid) if age_s > allowed_s else "",
         )
+
+    def with_cost(self, event: ShardUploaded) -> ShardUploaded:
+        """Return a report of an upload with what the save cost its rank."""
+        rank = self._ranks.get(event.rank)
+        reading = rank.slot.read() if rank is not None else None
+        if reading is not None:
+            self._saves.note(event.rank, self.attempt, reading)
+        return self._saves.add_to(event)
 
     def _allowed_s(self, phase: Phase, told: float) -> float:
         """Return the phase's bound; starting and restoring get the run's own, longer one."""

@@ -15,6 +15,7 @@ from orchestrator.core.rules import (
     ledger,
     move,
     operator,
+    pair,
     restart,
     start,
 )
@@ -46,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     allocation.give_back,
     launch.no_capacity,
     operator.snapshot,
+    pair.pair,
     interval.interval,
 )
 

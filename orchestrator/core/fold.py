@@ -19,6 +19,7 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Pair,
     SetInterval,
     StartRanks,
     StopRanks,
@@ -28,6 +29,7 @@ from orchestrator.core.actions import (
 from orchestrator.core.actions import Snapshot as SnapshotAction
 from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.record import Record
+from orchestrator.core.saves import slowest
 from orchestrator.core.state import Pending, RunPhase, State
 
 K = TypeVar("K")
@@ -115,6 +117,7 @@ def _progress(state: State, record: Record, event: ev.Progress) -> State:
         tokens=max(state.tokens, event.tokens),
         saves=event.saves,
         skipped_saves=event.skipped_saves,
+        dropped_saves=event.dropped_saves,
         best_step=max(state.best_step, event.min_step),
     )
 
@@ -140,8 +143,9 @@ def _committed(state: State, record: Record, event: ev.CheckpointCommitted) -> S
     shards = state.uploads.get(key, {})
     measured: Measured = state.measured
     if shards:
-        slowest = max(shard.upload_s for shard in shards.values())
-        measured = replace(measured, upload_s=(*measured.upload_s, slowest)[-KEPT_SAMPLES:])
+        upload_s = slowest(shard.upload_s for shard in shards.values())
+        if upload_s == upload_s:
+            measured = replace(measured, upload_s=(*measured.upload_s, upload_s)[-KEPT_SAMPLES:])
     incidents = tuple(
         replace(i, forgiven=True) if event.step > i.best_step else i for i in state.incidents
     )
@@ -152,6 +156,8 @@ def _committed(state: State, record: Record, event: ev.CheckpointCommitted) -> S
         failed_commits=_without(state.failed_commits, key),
         measured=measured,
         incidents=incidents,
+        committed_at=record.at,
+        last_save=event.cost or state.last_save,
     )
 
 
@@ -194,6 +200,8 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
                 interval_steps=action.interval_steps,
                 interval_changed_step=state.commits[0][0] if state.commits else -1,
             )
+        case Pair():
+            return attempts.paired(state, action)
         case SnapshotAction():
             return replace(state, snapshots_done_seq=state.snapshot_requested_seq)
         case Finish(outcome=outcome):
@@ -260,6 +268,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.PhaseReached: attempts.phase_reached,
     ev.Progress: _progress,
     ev.Staged: nodes.staged,
+    ev.Replicated: nodes.replicated,
     ev.ShardUploaded: _shard_uploaded,
     ev.UploadFailed: _upload_failed,
     ev.CheckpointCommitted: _committed,

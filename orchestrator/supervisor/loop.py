@@ -15,12 +15,14 @@ from orchestrator.core.decide import decide
 from orchestrator.core.events import AgentLost, Event
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Origin, Record
+from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import State
 from orchestrator.durable import write_json
 from orchestrator.errors import PreconditionError
 from orchestrator.launch.launcher import AllocationSpec, Launcher
 from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import judge
+from orchestrator.supervisor.costs import SaveCosts
 from orchestrator.supervisor.execute import Context, Executor
 from orchestrator.supervisor.inbound import Inbound, is_repeated, live_attempt_of, strangers
 from orchestrator.supervisor.journal import Journal
@@ -67,6 +69,7 @@ class Supervisor:
         self.state = state
         self._history = history
         self._scraper = Scraper()
+        self._costs = SaveCosts()
         self._journal = journal
         self._lease = lease
         self._store = store
@@ -88,6 +91,7 @@ class Supervisor:
             state=lambda: self.state,
             step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
             emit=self.emit,
+            cost_of=self._cost_of,
         )
         self._executor = Executor(self.sessions, launcher, store, ledger, _spec_of(config), context)
 
@@ -268,8 +272,8 @@ class Supervisor:
             records.append((record, state))
         if not records:
             return
-        self._lease.check()
         try:
+            self._lease.check()
             self._journal.append([record for record, _ in records])
         except OSError as error:
             raise PreconditionError(
@@ -321,6 +325,8 @@ class Supervisor:
                 staged=hello.staged,
                 job=hello.job,
                 unfit=hello.unfit,
+                replicas=hello.replicas,
+                replica_address=hello.replica_address,
             )
         )
         incarnation, n = self.state.seen.get(hello.node, ("", 0))
@@ -338,7 +344,12 @@ class Supervisor:
             return
         self.watch.alive(hello.node, time.monotonic())
         origin = Origin(node=hello.node, incarnation=hello.incarnation, n=fact.n)
-        self._inbox.put_nowait(Inbound(fact.event, origin))
+        self._inbox.put_nowait(Inbound(self._costs.keep(fact.event), origin))
+
+    def _cost_of(self, key: tuple[int, int]) -> SaveCost:
+        state = self.state
+        age_s = self._now() - state.committed_at if state.committed_at else float("nan")
+        return self._costs.of(key, state.uploads.get(key, {}), age_s)
 
     def _report(self, hello: Hello, report: Report) -> None:
         if self._is_former(hello):
@@ -350,9 +361,16 @@ class Supervisor:
         self._looks.hurry()
 
     async def _renew(self) -> None:
+        """Renew the lease; a file system away for a moment is no reason to leave.
+
+        Should others have taken over meanwhile, the next renewal or append finds out.
+        """
         while True:
             await asyncio.sleep(LEASE_S / 4)
-            self._lease.renew()
+            try:
+                self._lease.renew()
+            except OSError as error:
+                log.warning("cannot renew the lease, trying again: %s", error)
 
     async def _scrape(self) -> None:
         while True:

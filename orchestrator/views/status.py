@@ -10,6 +10,7 @@ from orchestrator.views.events import describe, kind_of
 from orchestrator.views.goodput import account
 from orchestrator.views.history import History
 from orchestrator.views.incidents import incident_rows
+from orchestrator.views.saves import cost_json, saving
 from orchestrator.views.units import count, plain
 
 CURVE_POINTS = 160
@@ -172,6 +173,10 @@ def _checkpoints(state: State, history: History, now: float) -> dict[str, Any]:
         "stall_s": measured.stall_s[-1] if measured.stall_s else None,
         "upload_s": measured.upload_s[-1] if measured.upload_s else None,
         "skipped_saves": state.skipped_saves,
+        "dropped_saves": state.dropped_saves,
+        "saving": saving(state),
+        "last_save": cost_json(state.last_save),
+        "retries": dict(history.sums.retries),
         "refused": len(state.refused),
         "problem": state.refused_why or state.last_upload_error or state.catalogue_problem or None,
     }

@@ -37,6 +37,7 @@ def test_the_order_of_the_rules_is_deliberate() -> None:
         "give_back",
         "no_capacity",
         "snapshot",
+        "pair",
         "interval",
     ]
 

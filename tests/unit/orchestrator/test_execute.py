@@ -30,6 +30,7 @@ from orchestrator.core.events import Event, ShardUploaded
 from orchestrator.core.ledger import Entry, NodeIncident
 from orchestrator.core.node import Allocation, AllocationPhase, Node
 from orchestrator.core.policy import Policy
+from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import Attempt, AttemptPhase, Pending, State
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import AllocationSpec, LaunchUnknownError
@@ -132,12 +133,19 @@ def under_way(**changes: Any) -> State:
 class Bench:
     """An executor with ears and a launcher, and what it emits."""
 
-    def __init__(self, state: State, *, ahead: int = 7, store: Any = None) -> None:
+    def __init__(
+        self, state: State, *, ahead: int = 7, store: Any = None, cost: SaveCost | None = None
+    ) -> None:
         self.ears = Ears()
         self.launcher = FakeLauncher()
         self.emitted: list[Event] = []
         spec = AllocationSpec(key="", name="big", nodes=0, gpus_per_node=8, run_dir=Path("/r"))
-        context = Context(state=lambda: state, step_ahead=lambda: ahead, emit=self.emitted.append)
+        context = Context(
+            state=lambda: state,
+            step_ahead=lambda: ahead,
+            emit=self.emitted.append,
+            cost_of=lambda _: cost,
+        )
         ears: Any = self.ears
         self.ledger = Notes()
         ledger: Any = self.ledger
@@ -483,7 +491,26 @@ def test_a_commit_is_told_as_what_came_of_it(
         (args, more) = asked[0]
         assert args[:4] == ("the store", "big", 30, 2)
         assert [record.index_key for record in args[4]] == ["k0", "k1"]
-        assert more == {"world": 2, "write_id": "big/2/commit/30"}
+        assert more == {"world": 2, "write_id": "big/2/commit/30", "tokens": None}
+
+    play(main())
+
+
+def test_a_commit_tells_what_its_save_cost_and_the_manifest_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost = SaveCost(ranks=2, tokens=4096, stall_s=0.1)
+    told: list[Any] = []
+    outcome = CommitOutcome(committed=True, already=False, manifest_key="m", nbytes=9, why="")
+    monkeypatch.setattr(execute, "commit", lambda *_, **more: told.append(more) or outcome)
+
+    async def main() -> None:
+        bench = Bench(under_way(), store="the store", cost=cost)
+        await bench.does(Commit(step=30, attempt=2))
+        assert told[0]["tokens"] == 4096
+        (committed,) = bench.emitted[:-1]
+        assert isinstance(committed, ev.CheckpointCommitted)
+        assert committed.cost == cost
 
     play(main())
 
