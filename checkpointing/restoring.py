@@ -3,17 +3,14 @@
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from checkpointing.environment import RankEnvironment
+from checkpointing.environment import OnOtherWorld, RankEnvironment
 from checkpointing.errors import RESTORE_FAILED_EXIT, CheckpointingError, RestoreFailed
 from checkpointing.restore import Point, restore_from_memory, restore_from_store
 from checkpointing.saving import State, leave
 from checkpointing.store.base import StoreConfig, open_store
 from checkpointing.tree import flatten
-
-OnOtherWorld = Literal["refuse", "fresh"]
-"""What becomes of a rank's own state when another number of ranks saved it."""
 
 _ERRORS: Final = (CheckpointingError, OSError, ValueError, KeyError, TypeError)
 _log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
+from orchestrator.config_base import Section
 from orchestrator.config_sections import (
     AUTO,
     BudgetSection,
@@ -16,7 +17,6 @@ from orchestrator.config_sections import (
     JobSection,
     NodesSection,
     RunSection,
-    Section,
     ServerSection,
     SlurmSection,
     TimeoutsSection,

@@ -11,6 +11,7 @@ from orchestrator.errors import ConfigError, NotFound
 from orchestrator.preflight import timeouts_table
 
 LEAST = '[run]\nname = "r"\n[job]\ncommand = ["true"]\n'
+KEEP = LEAST + '[checkpoint]\nstore = "file:///s"\n[checkpoint.keep]\n'
 SLURM = LEAST + '[nodes]\nlauncher = "slurm"\n'
 ON_SLURM = SLURM + '[server]\nhost = "10.0.0.1"\n[slurm]\n'
 
@@ -63,6 +64,17 @@ MISTAKES = [
     (LEAST + "[checkpoint]\nmax_overhead = 1.0", "checkpoint.max_overhead", "less than 1"),
     (LEAST + "[checkpoint]\nmax_lost_work_s = 0", "checkpoint.max_lost_work_s", "greater than 0"),
     (LEAST + "[checkpoint]\nmax_lost_work_s = nan", "checkpoint.max_lost_work_s", "nan"),
+    (LEAST + '[checkpoint]\nstage_policy = "drop"', "checkpoint.stage_policy", "'replace'"),
+    (LEAST + "[checkpoint]\nstage_wait_s = 9", "checkpoint", 'stage_policy = "wait"'),
+    (LEAST + '[checkpoint]\non_other_world = "cast"', "checkpoint.on_other_world", "'fresh'"),
+    (LEAST + "[checkpoint]\nmax_bytes_per_s = 0", "checkpoint.max_bytes_per_s", "to 1"),
+    (LEAST + "[checkpoint]\nmax_bytes_per_s = inf", "checkpoint.max_bytes_per_s", "less than"),
+    (LEAST + "[checkpoint.keep]\nlast = 3", "checkpoint", "keep needs a store"),
+    (KEEP + "last = -1", "checkpoint.keep.last", "to 0"),
+    (KEEP + "ages_factor = 1", "checkpoint.keep.ages_factor", "to 2"),
+    (KEEP + "ages_s = nan", "checkpoint.keep.ages_s", "nan"),
+    (KEEP + "average_last = 6", "checkpoint.keep", "average_every_tokens"),
+    (KEEP + "every = 100", "checkpoint.keep.every", "spelling"),
     (LEAST + "[timeouts]\nstep_s = inf", "timeouts.step_s", "less than or equal to"),
     (LEAST + "[timeouts]\nstep_s = -1", "timeouts.step_s", "greater than 0"),
     (LEAST + "[timeouts]\nheartbeat_s = 20", "timeouts", "less than agent_lost_s (15)"),
