@@ -55,7 +55,7 @@ class Quarantined:
         Raises:
             ManifestInvalid: Not such a record, or altered.
         """
-        found = unseal(_FORM, packed)
+        found = unseal(packed, _FORM)
         checked.exactly(found, _FIELDS, "the record")
         at = found["at"]
         if type(at) not in (int, float) or not 0 <= at < 1e12:

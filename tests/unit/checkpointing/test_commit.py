@@ -298,7 +298,7 @@ def test_own_state_that_nobody_uploaded_is_refused(cluster: Cluster) -> None:
     own = next(extent for extent in index.extents if extent.kind == "local")
     last = max(extent.offset + extent.nbytes for extent in index.extents if extent.offset >= 0)
     assert own.offset + own.nbytes == last
-    extents = tuple(replace(e, offset=-1) if e is own else e for e in index.extents)
+    extents = tuple(replace(e, offset=-1) if e == own else e for e in index.extents)
     uploads[1] = cluster.rewrite(uploads[1], extents=extents, data_nbytes=last - own.nbytes)
     with pytest.raises(CommitRefused, match="rng: own state of rank 1, uploaded by nobody"):
         cluster.commit(uploads, 5)
