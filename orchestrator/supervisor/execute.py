@@ -17,6 +17,7 @@ from orchestrator.core.actions import (
     Launch,
     NoteNode,
     Pair,
+    Quarantine,
     SetInterval,
     Snapshot,
     StartRanks,
@@ -35,6 +36,7 @@ from orchestrator.launch.launcher import (
 )
 from orchestrator.ledger import Ledger
 from orchestrator.supervisor.fetching import orders as fetch_orders
+from orchestrator.supervisor.keeping import put_in_quarantine
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
     Buddy,
@@ -143,6 +145,9 @@ class Executor:
                 return await self._stop_ranks(pending.key, stop)
             case Commit() as wanted:
                 return await self._commit(wanted)
+            case Quarantine() as spoilt:
+                assert self._store is not None, "nothing is restored from no store"
+                return await put_in_quarantine(self._store, self._spec.name, spoilt)
             case SetInterval() as change:
                 order = Control(
                     attempt=change.attempt,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from orchestrator.core.decide import decide
 from orchestrator.core.events import AgentLost, Event
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Origin, Record
-from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import State
 from orchestrator.durable import write_json
 from orchestrator.errors import PreconditionError
@@ -91,7 +90,7 @@ class Supervisor:
             state=lambda: self.state,
             step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
             emit=self.emit,
-            cost_of=self._cost_of,
+            cost_of=lambda key: self._costs.of(key, self.state, self._now()),
         )
         self._executor = Executor(
             self.sessions, launcher, store, ledger, _spec_of(config), context, _goodbye_s(config)
@@ -145,9 +144,7 @@ class Supervisor:
                     self._looks.read_ledger(),
                 )
             ]
-            if self._store is not None and not self.state.catalogue_read:
-                reading = self._looks.read_catalogue(self._store, self._config.run.name)
-                tasks.append(asyncio.ensure_future(reading))
+            tasks += [asyncio.ensure_future(work) for work in self._store_work()]
             while not self.state.over:
                 await self._turn(tasks)
             return self.state
@@ -159,6 +156,15 @@ class Supervisor:
             await self._prober.close()
             await self._executor.close()
             await self.server.stop()
+
+    def _store_work(self) -> "Iterator[Coroutine[Any, Any, None]]":
+        """Yield what goes on beside the loop with the store."""
+        store, run = self._store, self._config.run.name
+        if store is None:
+            return
+        if not self.state.catalogue_read:
+            yield self._looks.read_catalogue(store, run)
+        yield self._looks.read_quarantine(store, run)
 
     def _open(self) -> None:
         """Write the first records of this epoch."""
@@ -347,11 +353,6 @@ class Supervisor:
         self.watch.alive(hello.node, time.monotonic())
         origin = Origin(node=hello.node, incarnation=hello.incarnation, n=fact.n)
         self._inbox.put_nowait(Inbound(self._costs.keep(fact.event), origin))
-
-    def _cost_of(self, key: tuple[int, int]) -> SaveCost:
-        state = self.state
-        age_s = self._now() - state.committed_at if state.committed_at else float("nan")
-        return self._costs.of(key, state.uploads.get(key, {}), age_s)
 
     def _report(self, hello: Hello, report: Report) -> None:
         if self._is_former(hello):
