@@ -74,7 +74,7 @@ def claim(store: ObjectStore, prefix: str, directory: Path) -> None:
     if store.put_if_absent(key, seal(_FORM, {"id": own})):
         return
     try:
-        held = checked.text(unseal(_FORM, read_document(store, key)).get("id"), "id")
+        held = checked.text(unseal(read_document(store, key), _FORM).get("id"), "id")
     except (ManifestInvalid, ObjectMissing) as error:
         raise OtherFolder(f"{key}: cannot be read: {error}") from error
     if held != own:

@@ -87,7 +87,7 @@ class Part:
         Raises:
             ManifestInvalid: Not a part, altered, or with paths that lead out of its folder.
         """
-        raw = unseal(_PART, packed)
+        raw = unseal(packed, _PART)
         checked.exactly(raw, _PART_FIELDS, "a part")
         if type(raw["single"]) is not bool:
             checked.refuse("single", raw["single"])
@@ -134,7 +134,7 @@ class Commit:
         Raises:
             ManifestInvalid: Not a commit, or altered.
         """
-        raw = unseal(_COMMIT, packed)
+        raw = unseal(packed, _COMMIT)
         checked.exactly(raw, _COMMIT_FIELDS, "a commit")
         refs = checked.items(raw["parts"], "parts")
         if not 1 <= len(refs) <= _MOST_NODES:
