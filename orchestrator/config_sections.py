@@ -17,6 +17,7 @@ from pydantic import (
 from checkpointing.tiers import Rhythm
 from orchestrator.config_base import Seconds, Section, Steps
 from orchestrator.config_keep import KeepSection
+from orchestrator.config_watch import WatchSection
 from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
 
 OWN_VARIABLES = frozenset(
@@ -150,6 +151,7 @@ class CheckpointSection(Section):
     disk_dir: Path | None = None
     disk_interval_steps: Steps | None = None
     max_copy_bytes_per_s: Annotated[float, Field(ge=5e6, le=1e12)] = 1e9
+    watch: WatchSection | None = None
     stage_policy: Literal["skip", "wait", "replace"] = "skip"
     stage_wait_s: Seconds | None = None
     max_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)] | None = None
@@ -167,6 +169,8 @@ class CheckpointSection(Section):
             raise ValueError("disk_dir must be absolute: a folder on a disk of every node")
         if self.disk_dir is None and self.disk_interval_steps is not None:
             raise ValueError("disk_interval_steps needs disk_dir; set that or remove it")
+        if self.watch is not None and self.store is None:
+            raise ValueError("watch needs store: where the folders are to go")
         return self
 
     @model_validator(mode="after")

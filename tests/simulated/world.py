@@ -15,6 +15,7 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Quarantine,
     Restore,
     StartRanks,
     StopRanks,
@@ -142,7 +143,7 @@ class World:
                 self._asks_the_site(self.site, key, answer)
             case Launch():
                 self.answers(key, answer != "refused", "job-1")
-            case NoteNode():
+            case NoteNode() | Quarantine():
                 self.answers(key, answer == "ok")
             case Finish():
                 for agent in self.agents.values():

@@ -14,6 +14,8 @@ from orchestrator.preflight import timeouts_table
 LEAST = '[run]\nname = "r"\n[job]\ncommand = ["true"]\n'
 KEEP = LEAST + '[checkpoint]\nstore = "file:///s"\n[checkpoint.keep]\n'
 SLURM = LEAST + '[nodes]\nlauncher = "slurm"\n'
+STORED = LEAST + '[checkpoint]\nstore = "file:///s"\n'
+WATCH = '[checkpoint.watch]\ndir = "out"\npattern = "c-*"\n'
 ON_SLURM = SLURM + '[server]\nhost = "10.0.0.1"\n[slurm]\n'
 
 
@@ -122,6 +124,13 @@ MISTAKES = [
         "slurm.supervisor.options.requeue",
         "everstep sets this",
     ),
+    (LEAST + WATCH, "checkpoint", "watch needs store"),
+    (STORED + WATCH + 'finished = "marker"', "checkpoint.watch", "go together"),
+    (STORED + WATCH + 'marker = "done"', "checkpoint.watch", "go together"),
+    (STORED + WATCH + 'finished = "marker"\nmarker = "../x"', "checkpoint.watch", "inside"),
+    (STORED + WATCH.replace("c-*", "a/*"), "checkpoint.watch", "directly in dir"),
+    (STORED + WATCH + "keep = -1", "checkpoint.watch.keep", "greater"),
+    (STORED + WATCH + "[nodes]\ncount = 2", "checkpoint.watch.shared", "when each has its own"),
 ]
 
 
