@@ -23,6 +23,7 @@ from checkpointing.manifest import Manifest, read_commit, read_index
 from checkpointing.optimizer_state import create_missing
 from checkpointing.plan import Extent
 from checkpointing.sharded import as_sharded, is_sharded
+from checkpointing.skeletons import lengthen
 from checkpointing.sources import ArenaSource, Part, Wanted, fill_from_store
 from checkpointing.stage.arena import MappedArena
 from checkpointing.store.base import ObjectStore
@@ -149,7 +150,7 @@ def restore_from_store(
             shard = manifest.shards[rank]
             index = read_index(store, shard.index_key, shard.index_crc64)
             mine = {e.name: [(e, shard.data_key)] for e in index.extents if e.kind == "local"}
-            own = _Saved(skeleton=index.local_skeleton, pieces=mine)
+            own = _Saved(skeleton=lengthen(index.local_skeleton), pieces=mine)
         fill = _arena_first(store, arena_path, point, rank, world)
         _restore((_Saved(skeleton=manifest.skeleton, pieces=pieces), own), (state, local), fill)
         return manifest.world
