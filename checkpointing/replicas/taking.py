@@ -9,6 +9,7 @@ from checkpointing.checksum import crc64
 from checkpointing.errors import ReplicaCorrupt
 from checkpointing.plan import Extent
 from checkpointing.replicas.replica import Offer
+from checkpointing.replicas.room import Share
 from checkpointing.replicas.snapshot import Source
 from checkpointing.stage.arena import PAGE, Capacities, Header
 from checkpointing.stage.meta import Meta
@@ -70,8 +71,14 @@ class Check:
             raise ReplicaCorrupt(f"{self._wrong[0]!r:.80}{more}: bytes fail their CRC")
 
 
-def take(offer: Offer, source: Source, file: FileIO) -> None:
+def take(offer: Offer, source: Source, file: FileIO, share: Share) -> None:
     """Write a snapshot as slot 0 of an arena file with one slot.
+
+    Args:
+        offer: What describes it.
+        source: Where its bytes come from.
+        file: An empty one.
+        share: The room that was taken for it.
 
     Raises:
         ReplicaCorrupt: What came is not what was offered; all of it was read, unless its meta was
@@ -91,6 +98,7 @@ def take(offer: Offer, source: Source, file: FileIO) -> None:
         source.read_into(piece)
         check.feed(piece)
         _write(fd, piece, start + at)
+        share.written(piece.nbytes)
     check.feed(memoryview(b""))
     check.finish()
     os.ftruncate(fd, capacities.file_nbytes)
