@@ -21,12 +21,16 @@ CheckpointingError
 |-- ManifestInvalid                 a manifest or an index fails its own check
 |-- CommitRefused                   the parts of a checkpoint do not fit together
 `-- RestoreFailed                   the wanted checkpoint cannot be restored, bit for bit
+    `-- CheckpointDamaged           what the store holds of it is not what was committed
 """
 
 from typing import Final
 
 RESTORE_FAILED_EXIT: Final = 77
 """Exit code of a rank that was told to restore and could not."""
+
+CHECKPOINT_DAMAGED_EXIT: Final = 79
+"""The same, where what the store holds of the checkpoint is not what was committed."""
 
 STAGE_REFUSED_EXIT: Final = 78
 """Exit code of a rank whose state does not fit into the memory for staging."""
@@ -120,3 +124,7 @@ class CommitRefused(CheckpointingError):
 
 class RestoreFailed(CheckpointingError):
     """The wanted checkpoint cannot be restored exactly."""
+
+
+class CheckpointDamaged(RestoreFailed):
+    """What the store holds of a committed checkpoint is not what was committed."""

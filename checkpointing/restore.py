@@ -3,15 +3,23 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from checkpointing import leaves as leaf_bytes
 from checkpointing.boxes import Box, whole
 from checkpointing.checksum import crc64
-from checkpointing.errors import ArenaInvalid, CheckpointingError, RestoreFailed
-from checkpointing.manifest import read_commit, read_index
+from checkpointing.errors import (
+    ArenaInvalid,
+    CheckpointDamaged,
+    CheckpointingError,
+    ManifestInvalid,
+    ObjectCorrupt,
+    ObjectMissing,
+    RestoreFailed,
+)
+from checkpointing.manifest import Manifest, read_commit, read_index
 from checkpointing.optimizer_state import create_missing
 from checkpointing.plan import Extent
 from checkpointing.sharded import as_sharded, is_sharded
@@ -22,6 +30,7 @@ from checkpointing.tree import Flat, Node, flatten, named_leaves, put_back
 
 State = Mapping[str, Any]
 Fill = Callable[[Sequence[Wanted], Sequence[Part]], None]
+_DAMAGE: Final = (ManifestInvalid, ObjectCorrupt, ObjectMissing)
 _NO_STATE: Node = {"t": "dict", "k": [], "v": []}
 
 
@@ -120,10 +129,11 @@ def restore_from_store(
         Number of ranks that saved it.
 
     Raises:
-        RestoreFailed: Not committed, altered, or for another state.
+        CheckpointDamaged: What the store holds is not what was committed.
+        RestoreFailed: Not committed, or for another state.
     """
     try:
-        manifest = read_commit(store, run, point.step, point.attempt)
+        manifest = _committed(store, run, point)
         objects = {shard.rank: shard.data_key for shard in manifest.shards}
         pieces: dict[str, list[tuple[Extent, str]]] = {}
         for extent in manifest.tensors:
@@ -146,7 +156,15 @@ def restore_from_store(
     except RestoreFailed:
         raise
     except CheckpointingError as error:
-        raise RestoreFailed(f"step {point.step} of attempt {point.attempt}: {error}") from error
+        kind = CheckpointDamaged if isinstance(error, _DAMAGE) else RestoreFailed
+        raise kind(f"step {point.step} of attempt {point.attempt}: {error}") from error
+
+
+def _committed(store: ObjectStore, run: str, point: Point) -> Manifest:
+    try:
+        return read_commit(store, run, point.step, point.attempt)
+    except ObjectMissing as error:  # of something that it names this would be a damage
+        raise RestoreFailed(str(error)) from error
 
 
 def _arena_first(

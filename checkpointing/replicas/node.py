@@ -76,7 +76,7 @@ class Node:
         self._to_peer = Copies(setting.folder, Tier.PEER, self._send, self._holds, emit)
         self._to_disk = Copies(setting.folder, Tier.DISK, self._save, self._holds, emit)
         port_file = setting.folder / "replicas.port"
-        self._server = Server(setting.host, self._peers, self._secret, port_file)
+        self._server = Server(setting.host, self._peers, self._secret, port_file, self._disk)
         self._told: list[dict[str, Any]] | None = None
         self._heard = True
 

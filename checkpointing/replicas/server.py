@@ -13,6 +13,7 @@ from checkpointing.errors import ArenaInvalid, ManifestInvalid, ReplicaError
 from checkpointing.replicas.exchange import send_body
 from checkpointing.replicas.replica import Name, Offer
 from checkpointing.replicas.shelf import Shelf
+from checkpointing.replicas.snapshot import SnapshotFile
 from checkpointing.replicas.wire import Line, Secret, parse, welcome
 from checkpointing.store.pace import Pacer
 
@@ -30,10 +31,14 @@ class Server:
         shelf: Where snapshots are kept.
         secret: What who connects has to know.
         port_file: Remembers the port, so that the next process of this node has the same.
+        disk: This node's own, which it gives to ranks that are elsewhere by now.
     """
 
-    def __init__(self, host: str, shelf: Shelf, secret: Secret, port_file: Path) -> None:
+    def __init__(
+        self, host: str, shelf: Shelf, secret: Secret, port_file: Path, disk: Shelf | None = None
+    ) -> None:
         self._shelf = shelf
+        self._disk = disk
         self._closed = False
         self._secret = secret
         self._free = threading.BoundedSemaphore(_MOST_LINES)
@@ -106,11 +111,19 @@ class Server:
         line.say(say="kept")
 
     def _get(self, line: Line, name: Name) -> None:
-        with self._shelf.open(name) as snapshot:
+        with self._open(name) as snapshot:
             offer = snapshot.offer(0)
             line.allow(offer.total)
             line.say(say="here", offer=offer.to_json())
             send_body(line, snapshot, 0, offer, Pacer())  # ranks wait for it: as fast as can be
+
+    def _open(self, name: Name) -> SnapshotFile:
+        try:
+            return self._shelf.open(name)
+        except ReplicaError:
+            if self._disk is None:
+                raise
+            return self._disk.open(name)
 
 
 def _listen(host: str, port_file: Path) -> socket.socket:

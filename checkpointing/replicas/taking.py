@@ -8,8 +8,8 @@ from io import FileIO
 from typing import Final, Self
 
 from checkpointing.checksum import crc64
-from checkpointing.errors import ReplicaCorrupt
-from checkpointing.plan import Extent
+from checkpointing.errors import ArenaInvalid, ReplicaCorrupt
+from checkpointing.extents import Extent
 from checkpointing.replicas.replica import Offer
 from checkpointing.replicas.room import Share
 from checkpointing.replicas.snapshot import Source
@@ -18,7 +18,6 @@ from checkpointing.stage.meta import Meta
 
 _PIECE: Final = 1 << 20  # summed and written while it is in the cache
 _BUFFERS: Final = 4
-_MALFORMED: Final = (TypeError, KeyError, ValueError, AttributeError, RecursionError, MemoryError)
 
 
 class Check:
@@ -164,8 +163,8 @@ def _extents(packed: bytes, offer: Offer) -> list[Extent]:
     try:
         found = Meta.unpack(packed).extents
         return sorted(found, key=lambda extent: (extent.offset, extent.nbytes))
-    except _MALFORMED as error:
-        raise ReplicaCorrupt(f"the meta is none: {error!r:.80}") from error
+    except ArenaInvalid as error:
+        raise ReplicaCorrupt(f"the meta is none: {error}") from error
 
 
 def _header(offer: Offer) -> bytes:

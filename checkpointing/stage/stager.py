@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from checkpointing.extents import LOCAL
 from checkpointing.plan import Plan
 from checkpointing.stage.arena import StagedSlot
 from checkpointing.stage.copying import Copy, lies_in_a_row
@@ -236,12 +237,12 @@ def _watched(plan: Plan, leaves: Sequence[Any], late: set[int] | None) -> list[W
     if late is not None and not late:
         return []
     found = []
-    for number, (extent, leaf) in enumerate(zip(plan.extents, leaves, strict=True)):
-        if extent.kind == "local" or not extent.nbytes or not _is_known(leaf, late):
-            continue
-        if is_on_gpu(leaf) or lies_in_a_row(leaf):
-            version = version_of(leaf)
-            found.append(Watched(number=number, name=extent.name, leaf=leaf, version=version))
+    may_wait = (plan.extents.kind != LOCAL) & (plan.extents.nbytes > 0)
+    for number in np.flatnonzero(may_wait).tolist():
+        leaf = leaves[number]
+        if _is_known(leaf, late) and (is_on_gpu(leaf) or lies_in_a_row(leaf)):
+            name, version = plan.extents.names[number], version_of(leaf)
+            found.append(Watched(number=number, name=name, leaf=leaf, version=version))
     return found
 
 

@@ -36,6 +36,9 @@ class JobSpec:
     init_timeout_s: float
     preload: tuple[str, ...] = ()
     rhythm: Rhythm = field(default_factory=Rhythm)
+    stage_policy: str = "skip"
+    stage_wait_s: float = 60.0
+    on_other_world: str = "refuse"
 
 
 def job_spec(config: RunConfig, node: str) -> JobSpec:
@@ -46,6 +49,7 @@ def job_spec(config: RunConfig, node: str) -> JobSpec:
             url=store,
             endpoint_url=config.checkpoint.endpoint_url,
             region=config.checkpoint.region,
+            max_bytes_per_s=config.checkpoint.max_bytes_per_s,
         ).to_json()
         if store
         else ""
@@ -62,6 +66,9 @@ def job_spec(config: RunConfig, node: str) -> JobSpec:
         init_timeout_s=config.timeouts.init_s,
         preload=config.job.preload,
         rhythm=config.checkpoint.rhythm,
+        stage_policy=config.checkpoint.stage_policy,
+        stage_wait_s=config.checkpoint.stage_wait,
+        on_other_world=config.checkpoint.on_other_world,
     )
 
 
@@ -111,6 +118,9 @@ def rank_environment(
         "EVERSTEP_RESTORE": _restore_json(order),
         "EVERSTEP_OUTPUT": str(spec.output_dir),
         "EVERSTEP_STEP_TIMEOUT_S": f"{spec.step_timeout_s:g}",
+        "EVERSTEP_STAGE_POLICY": spec.stage_policy,
+        "EVERSTEP_STAGE_WAIT_S": f"{spec.stage_wait_s:g}",
+        "EVERSTEP_ON_OTHER_WORLD": spec.on_other_world,
         "EVERSTEP_MEMORY_STEPS": str(spec.rhythm.memory),
         "EVERSTEP_PEER_STEPS": str(spec.rhythm.peer),
         "EVERSTEP_DISK_STEPS": str(spec.rhythm.disk),

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkpointing.errors import RESTORE_FAILED_EXIT, STAGE_REFUSED_EXIT
+from checkpointing.errors import (
+    CHECKPOINT_DAMAGED_EXIT,
+    RESTORE_FAILED_EXIT,
+    STAGE_REFUSED_EXIT,
+)
 from checkpointing.slot import Control as SlotControl
 from checkpointing.slot import Phase, SlotReading, SlotView, create
 from monitors.logs.scan import Match, Scanner
@@ -38,7 +42,11 @@ from orchestrator.wire import (
 
 log = logging.getLogger(__name__)
 
-NOTES = {RESTORE_FAILED_EXIT: "restore_failed", STAGE_REFUSED_EXIT: "stage_refused"}
+NOTES = {
+    RESTORE_FAILED_EXIT: "restore_failed",
+    CHECKPOINT_DAMAGED_EXIT: "checkpoint_damaged",
+    STAGE_REFUSED_EXIT: "stage_refused",
+}
 # What a script with a Checkpointer imports of everstep, and what its restore then imports late.
 OWN_MODULES = (
     "checkpointing.checkpointer",

@@ -134,6 +134,16 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """Have a checkpoint never be restored again, by no run; `found_by` is an attempt."""
+
+    step: int
+    attempt: int
+    why: str
+    found_by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetInterval:
     """Save every `interval_steps` from `effective_step` on; the rest is why, for the reader."""
 
@@ -182,6 +192,7 @@ Action = (
     | StartRanks
     | StopRanks
     | Commit
+    | Quarantine
     | SetInterval
     | Pair
     | Snapshot

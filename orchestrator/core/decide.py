@@ -16,6 +16,7 @@ from orchestrator.core.rules import (
     move,
     operator,
     pair,
+    quarantine,
     restart,
     start,
 )
@@ -31,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     attempt_trouble.stop_after_slow_start,
     finish.finished,
     ledger.note,  # before the run goes on, or ends, over the incident
+    quarantine.quarantine,
     attempt_over.user_error,
     attempt_over.storage_error,
     attempt_over.no_progress,

@@ -66,9 +66,22 @@ class OperatorSaid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueRead:
-    """The store's committed checkpoints as (step, attempt), newest first."""
+    """The store's committed checkpoints as (step, attempt), newest first.
+
+    Attributes:
+        commits: Those that may be restored.
+        quarantined: Those that may not.
+    """
 
     commits: tuple[tuple[int, int], ...]
+    quarantined: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineRead:
+    """Checkpoints that somebody else has put into quarantine since, as (step, attempt)."""
+
+    places: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +234,8 @@ class RankExited:
 
     Attributes:
         code: Exit code, or minus the signal's number.
-        note: `restore_failed` or `stage_refused` for the two exit codes that mean that.
+        note: `restore_failed`, `checkpoint_damaged` or `stage_refused` for the exit codes that
+            mean that.
         age_s: Seconds between the exit and this report, on the agent's clock.
         last_line: Last line of output, at most 300 characters.
     """
@@ -404,6 +418,7 @@ Event = (
     | LeaseTaken
     | OperatorSaid
     | CatalogueRead
+    | QuarantineRead
     | CatalogueUnknown
     | AgentJoined
     | AgentLost

@@ -5,7 +5,7 @@ running attempt are in `fold_node`, `fold_allocation` and `fold_attempt`. A reco
 an event that an agent sends again after a lost answer carries the same origin and changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,9 @@ from orchestrator.core.actions import (
     Launch,
     NoteNode,
     Pair,
+    Quarantine,
     SetInterval,
+    Source,
     StartRanks,
     StopRanks,
     Unhold,
@@ -90,9 +92,28 @@ def _operator_said(state: State, record: Record, event: ev.OperatorSaid) -> Stat
 def _catalogue_read(state: State, record: Record, event: ev.CatalogueRead) -> State:
     commits = tuple(sorted({*state.commits, *event.commits}, reverse=True))
     # Attempts of an older run under this name are counted on: their keys are taken in the store.
-    last = max([state.last_attempt, *(attempt for _, attempt in event.commits)])
+    taken = (attempt for _, attempt in (*event.commits, *event.quarantined))
+    state = _shun(state, event.quarantined)
     return replace(
-        state, catalogue_read=True, catalogue_problem="", commits=commits, last_attempt=last
+        state,
+        catalogue_read=True,
+        catalogue_problem="",
+        commits=commits,
+        last_attempt=max([state.last_attempt, *taken]),
+    )
+
+
+def _quarantine_read(state: State, record: Record, event: ev.QuarantineRead) -> State:
+    return _shun(state, event.places)
+
+
+def _shun(state: State, places: Iterable[tuple[int, int]]) -> State:
+    """Know of checkpoints that are in quarantine in the store: they are not restored from it."""
+    found = frozenset(places)
+    return replace(
+        state,
+        in_quarantine=state.in_quarantine | found,
+        quarantined=state.quarantined | {(*place, Source.STORE.value) for place in found},
     )
 
 
@@ -190,6 +211,8 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
             return allocations.given_back(state, record, action)
         case NoteNode():
             return replace(state, noted=action.incident)
+        case Quarantine(step=step, attempt=number):
+            return _shun(state, [(step, number)])
         case StartRanks():
             return attempts.start(state, record, action, decision)
         case StopRanks():
@@ -253,6 +276,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.LeaseTaken: _lease_taken,
     ev.OperatorSaid: _operator_said,
     ev.CatalogueRead: _catalogue_read,
+    ev.QuarantineRead: _quarantine_read,
     ev.CatalogueUnknown: _catalogue_unknown,
     ev.AgentJoined: nodes.joined,
     ev.AgentLost: nodes.lost,

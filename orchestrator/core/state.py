@@ -214,6 +214,7 @@ class State:
     catalogue_problem: str = ""
     commits: tuple[tuple[int, int], ...] = ()
     quarantined: frozenset[tuple[int, int, str]] = frozenset()
+    in_quarantine: frozenset[tuple[int, int]] = frozenset()
     uploads: dict[tuple[int, int], dict[int, ShardUploaded]] = field(default_factory=dict)
     failed_commits: dict[tuple[int, int], FailedCommit] = field(default_factory=dict)
     refused: frozenset[tuple[int, int]] = frozenset()

@@ -1,12 +1,12 @@
 """What saves cost, kept until their commit: the journal gets the sum, not the part of each rank."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from orchestrator.core.events import ShardUploaded
-from orchestrator.core.saves import SaveCost, ShardCost, slowest, together
+from orchestrator.core.saves import NAN, SaveCost, ShardCost, slowest, together
+from orchestrator.core.state import State
 from orchestrator.wire import FactEvent
 
 KEPT: Final = 16
@@ -33,13 +33,11 @@ class SaveCosts:
             self._told.popitem(last=False)
         return replace(event, cost=None)
 
-    def of(self, key: Key, shards: Mapping[int, ShardUploaded], age_s: float) -> SaveCost:
-        """Sum up what a save cost.
-
-        Args:
-            key: Step and attempt.
-            shards: Its uploads by rank.
-            age_s: Age of the newest commit before it.
-        """
-        upload_s = slowest(shard.upload_s for shard in shards.values())
-        return together(self._told.get(key, {}).values(), upload_s=upload_s, age_s=age_s)
+    def of(self, key: Key, state: State, now: float) -> SaveCost:
+        """Sum up what a save cost whose parts are all in the store, by step and attempt."""
+        shards = state.uploads.get(key, {}).values()
+        return together(
+            self._told.get(key, {}).values(),
+            upload_s=slowest(shard.upload_s for shard in shards),
+            age_s=now - state.committed_at if state.committed_at else NAN,
+        )

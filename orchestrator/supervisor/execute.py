@@ -17,6 +17,7 @@ from orchestrator.core.actions import (
     Launch,
     NoteNode,
     Pair,
+    Quarantine,
     SetInterval,
     Snapshot,
     StartRanks,
@@ -35,6 +36,7 @@ from orchestrator.launch.launcher import (
 )
 from orchestrator.ledger import Ledger
 from orchestrator.supervisor.fetching import orders as fetch_orders
+from orchestrator.supervisor.keeping import put_in_quarantine
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
     Buddy,
@@ -81,7 +83,9 @@ class Executor:
         ledger: Ledger,
         spec: AllocationSpec,
         context: Context,
+        goodbye_s: float = GOODBYE_S,
     ) -> None:
+        self._goodbye_s = goodbye_s
         self._sessions = sessions
         self._launcher = launcher
         self._store = store
@@ -141,6 +145,9 @@ class Executor:
                 return await self._stop_ranks(pending.key, stop)
             case Commit() as wanted:
                 return await self._commit(wanted)
+            case Quarantine() as spoilt:
+                assert self._store is not None, "nothing is restored from no store"
+                return await put_in_quarantine(self._store, self._spec.name, spoilt)
             case SetInterval() as change:
                 order = Control(
                     attempt=change.attempt,
@@ -361,10 +368,10 @@ class Executor:
         return True, ""
 
     async def _shut_down(self, key: str, nodes: tuple[str, ...]) -> None:
-        """Have agents end and wait until they are gone, at most `GOODBYE_S`."""
+        """Have agents end and wait until they are gone, for a bounded time."""
         order = Shutdown(grace_s=self._context.state().policy.kill_grace_s)
         await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in nodes))
-        await self._sessions.all_gone(nodes, GOODBYE_S)
+        await self._sessions.all_gone(nodes, self._goodbye_s)
 
     async def _order(
         self, node: str, key: str, body: OrderBody, timeout_s: float = ORDER_TIMEOUT_S

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from orchestrator.core.decide import decide
 from orchestrator.core.events import AgentLost, Event
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Origin, Record
-from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import State
 from orchestrator.durable import write_json
 from orchestrator.errors import PreconditionError
@@ -23,7 +22,7 @@ from orchestrator.launch.launcher import AllocationSpec, Launcher
 from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import judge
 from orchestrator.supervisor.costs import SaveCosts
-from orchestrator.supervisor.execute import Context, Executor
+from orchestrator.supervisor.execute import GOODBYE_S, Context, Executor
 from orchestrator.supervisor.inbound import Inbound, is_repeated, live_attempt_of, strangers
 from orchestrator.supervisor.journal import Journal
 from orchestrator.supervisor.lease import LEASE_S, Lease
@@ -91,9 +90,11 @@ class Supervisor:
             state=lambda: self.state,
             step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
             emit=self.emit,
-            cost_of=self._cost_of,
+            cost_of=lambda key: self._costs.of(key, self.state, self._now()),
         )
-        self._executor = Executor(self.sessions, launcher, store, ledger, _spec_of(config), context)
+        self._executor = Executor(
+            self.sessions, launcher, store, ledger, _spec_of(config), context, _goodbye_s(config)
+        )
 
     def emit(self, event: Event) -> None:
         """Hand an event to the loop."""
@@ -143,9 +144,7 @@ class Supervisor:
                     self._looks.read_ledger(),
                 )
             ]
-            if self._store is not None and not self.state.catalogue_read:
-                reading = self._looks.read_catalogue(self._store, self._config.run.name)
-                tasks.append(asyncio.ensure_future(reading))
+            tasks += [asyncio.ensure_future(work) for work in self._store_work()]
             while not self.state.over:
                 await self._turn(tasks)
             return self.state
@@ -157,6 +156,15 @@ class Supervisor:
             await self._prober.close()
             await self._executor.close()
             await self.server.stop()
+
+    def _store_work(self) -> "Iterator[Coroutine[Any, Any, None]]":
+        """Yield what goes on beside the loop with the store."""
+        store, run = self._store, self._config.run.name
+        if store is None:
+            return
+        if not self.state.catalogue_read:
+            yield self._looks.read_catalogue(store, run)
+        yield self._looks.read_quarantine(store, run)
 
     def _open(self) -> None:
         """Write the first records of this epoch."""
@@ -346,11 +354,6 @@ class Supervisor:
         origin = Origin(node=hello.node, incarnation=hello.incarnation, n=fact.n)
         self._inbox.put_nowait(Inbound(self._costs.keep(fact.event), origin))
 
-    def _cost_of(self, key: tuple[int, int]) -> SaveCost:
-        state = self.state
-        age_s = self._now() - state.committed_at if state.committed_at else float("nan")
-        return self._costs.of(key, state.uploads.get(key, {}), age_s)
-
     def _report(self, hello: Hello, report: Report) -> None:
         if self._is_former(hello):
             return
@@ -382,6 +385,12 @@ def _ledger_of(config: RunConfig) -> Ledger:
     """Local nodes are called alike in every run and are none that runs could share."""
     is_shared = config.nodes.launcher == "slurm"
     return Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
+
+
+def _goodbye_s(config: RunConfig) -> float:
+    """Return how long agents may take to leave: the last folder that they watch has to be sent."""
+    watches = config.checkpoint.watch is not None
+    return GOODBYE_S + (config.timeouts.final_upload_s if watches else 0.0)
 
 
 def _spec_of(config: RunConfig) -> AllocationSpec:

@@ -92,6 +92,8 @@ def describe_action(action: act.Action) -> str:
             return f"{how} attempt {action.attempt} on {', '.join(action.nodes) or 'no node'}"
         case act.Commit(step=step):
             return f"commit checkpoint {step:,}"
+        case act.Quarantine(step=step, attempt=number):
+            return f"put checkpoint {step:,} of attempt {number} into quarantine"
         case act.SetInterval():
             return (
                 f"checkpoint every {units.count(action.interval_steps, 'step')} "
@@ -236,6 +238,10 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.CatalogueRead: lambda e: (
         f"the store holds {units.count(len(e.commits), 'checkpoint')}"
         + (f", the newest of step {e.commits[0][0]:,}" if e.commits else "")
+        + (f", and {len(e.quarantined)} in quarantine" if e.quarantined else "")
+    ),
+    ev.QuarantineRead: lambda e: (
+        "in quarantine now: " + ", ".join(f"step {s:,} of attempt {a}" for s, a in e.places)
     ),
     ev.CatalogueUnknown: lambda e: f"the store gave no list of checkpoints: {e.why}",
     ev.AgentJoined: _joined,

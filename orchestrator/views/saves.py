@@ -22,7 +22,7 @@ def saving(state: State) -> dict[str, Any] | None:
     for name in attempt.nodes:
         node = state.nodes.get(name)
         for shard in node.staged if node is not None else ():
-            if shard.attempt == attempt.number:
+            if shard.attempt == attempt.number and shard.for_store:
                 staged.setdefault(shard.step, set()).add(shard.rank)
     for step, number in state.uploads:
         if number == attempt.number:

@@ -178,6 +178,7 @@ def _checkpoints(state: State, history: History, now: float) -> dict[str, Any]:
         "last_save": cost_json(state.last_save),
         "retries": dict(history.sums.retries),
         "refused": len(state.refused),
+        "quarantined": [list(place) for place in sorted(state.in_quarantine, reverse=True)],
         "problem": state.refused_why or state.last_upload_error or state.catalogue_problem or None,
     }
 

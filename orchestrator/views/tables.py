@@ -22,6 +22,7 @@ from orchestrator.views.units import (
 
 BAR_WIDTH = 60
 TABLE_WIDTH = 124
+CHECKED = ("run", "command", "nodes", "store", "saves", "keeps")
 MOOD = {"running": "green", "finished": "green", "failed": "red", "over": "blue"}
 NODE_MOOD = {
     "training": "green",
@@ -309,11 +310,11 @@ def replay_view(body: dict[str, Any]) -> RenderableType:
 
 
 def check_view(body: dict[str, Any]) -> RenderableType:
-    """Render `everstep check`: `run`, `nodes`, `store` in words and the timeouts."""
+    """Render `everstep check`: `run`, `nodes`, `store`, what is saved and kept, and timeouts."""
     table = _table("timeout", "value", "meaning")
     for row in body["timeouts"]:
         table.add_row(row["name"], seconds(row["seconds"]), row["meaning"])
-    words = grid([(name, body[name]) for name in ("run", "command", "nodes", "store")])
+    words = grid([(name, body[name]) for name in CHECKED])
     return Group(words, "", table, "", Text("ready to run; nothing was started", style="green"))
 
 

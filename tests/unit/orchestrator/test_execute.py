@@ -14,13 +14,17 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import (
     Action,
     Commit,
+    Fetch,
     Finish,
     GiveBack,
     Launch,
     NoteNode,
     Outcome,
+    Pair,
+    Restore,
     SetInterval,
     Snapshot,
+    Source,
     StartRanks,
     StopRanks,
     Unhold,
@@ -36,7 +40,17 @@ from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import AllocationSpec, LaunchUnknownError
 from orchestrator.supervisor import execute
 from orchestrator.supervisor.execute import Context, Executor
-from orchestrator.wire import Control, OrderBody, ReservePort, Shutdown, StartNode, StopNode
+from orchestrator.wire import (
+    Buddy,
+    Control,
+    FetchedRank,
+    FetchNode,
+    OrderBody,
+    ReservePort,
+    Shutdown,
+    StartNode,
+    StopNode,
+)
 from orchestrator.wire import Outcome as Answer
 from tests.contract.fake_launcher import FakeLauncher
 from tests.unit.orchestrator.desk import until
@@ -182,6 +196,39 @@ def test_ranks_are_started_on_every_node_with_one_port_of_the_first() -> None:
         assert {(b.master_addr, b.master_port, b.num_nodes) for b in bodies} == {
             ("10.0.0.1", 29_500, 2)
         }
+
+    play(main())
+
+
+def test_what_ranks_lack_is_brought_before_any_of_them_starts() -> None:
+    async def main() -> None:
+        state = under_way()
+        state.nodes["n1"] = replace(state.nodes["n1"], replica_address="n1:7")
+        bench = Bench(state)
+        fetches = (Fetch(rank=5, nodes=("n1",), disks=("n0",)),)
+        restore = Restore(step=30, attempt=2, source=Source.PEER, fetches=fetches)
+        start = replace(START, restore=restore)
+        assert (await bench.does(start, "k")).ok
+        node, key, _, body = bench.ears.orders[0]
+        assert (node, key) == ("n0", "k/fetch/n0")
+        assert isinstance(body, FetchNode)
+        assert body.ranks == (FetchedRank(rank=5, sources=("n1:7", "disk")),)
+        assert len(bench.ears.orders) == 4
+        bench.ears.refusing, bench.ears.orders = {"n0"}, []
+        assert not (await bench.does(start)).ok
+        assert len(bench.ears.orders) == 1, "no port, no ranks"
+
+    play(main())
+
+
+def test_nodes_are_told_where_their_copies_go() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        assert (await bench.does(Pair(attempt=2, buddies={"n0": "b:1", "n1": "c:2"}), "k")).ok
+        assert [(name, key, body) for name, key, _, body in bench.ears.orders] == [
+            ("n0", "k/n0", Buddy(attempt=2, address="b:1")),
+            ("n1", "k/n1", Buddy(attempt=2, address="c:2")),
+        ]
 
     play(main())
 

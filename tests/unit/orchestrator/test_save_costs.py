@@ -1,4 +1,5 @@
 import json
+import math
 
 from checkpointing.slot import SlotReading
 from orchestrator.agent.saves import KEPT, Saves
@@ -6,9 +7,8 @@ from orchestrator.agent.uploads import report_of
 from orchestrator.core.codec import encode
 from orchestrator.core.events import ShardUploaded
 from orchestrator.core.saves import ShardCost
+from orchestrator.core.state import State
 from orchestrator.supervisor.costs import SaveCosts
-
-NAN = float("nan")
 
 
 def uploaded(step: int = 40, rank: int = 0, **more: object) -> ShardUploaded:
@@ -72,23 +72,25 @@ def test_the_journal_gets_one_sum_per_save_and_nothing_more_per_rank() -> None:
         assert kept.cost is None
         assert len(json.dumps(encode(kept))) <= len(json.dumps(encode(event))) - 100
         shards[kept.rank] = kept
-    summed = costs.of((40, 1), shards, age_s=12.0)
+    state = State(uploads={(40, 1): shards}, committed_at=100.0)
+    summed = costs.of((40, 1), state, now=112.0)
     assert (summed.ranks, summed.sent_nbytes, summed.upload_s, summed.age_s) == (2, 21, 0.5, 12.0)
     assert summed.retries == {"503": 1}
 
 
 def test_a_supervisor_that_was_told_nothing_says_so() -> None:
-    summed = SaveCosts().of((40, 1), {0: uploaded()}, age_s=NAN)
+    summed = SaveCosts().of((40, 1), State(uploads={(40, 1): {0: uploaded()}}), now=112.0)
     assert (summed.ranks, summed.upload_s) == (0, 0.5)
     assert summed.upload_bytes_per_s is None
+    assert math.isnan(summed.age_s)
 
 
 def test_costs_that_never_come_to_a_commit_are_forgotten() -> None:
     costs = SaveCosts()
     for step in range(100):
         costs.keep(uploaded(step, sent_nbytes=1, sent_s=1.0))
-    assert costs.of((0, 1), {}, NAN).ranks == 0
-    assert costs.of((99, 1), {}, NAN).ranks == 1
+    assert costs.of((0, 1), State(), 1.0).ranks == 0
+    assert costs.of((99, 1), State(), 1.0).ranks == 1
 
 
 def test_other_reports_pass_as_they_are() -> None:

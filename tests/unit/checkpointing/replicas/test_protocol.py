@@ -16,10 +16,11 @@ from checkpointing.errors import ManifestInvalid, ReplicaError
 from checkpointing.replicas import exchange, wire
 from checkpointing.replicas.fetching import Order
 from checkpointing.replicas.replica import Name, Offer
+from checkpointing.replicas.server import Server
 from checkpointing.replicas.snapshot import SnapshotFile
 from checkpointing.replicas.wire import MAGIC, NONCE, PROOF, Line, Secret, dial
 from checkpointing.store.pace import Pacer
-from tests.unit.checkpointing.replicas.made import SECRET, Rank, Served, served
+from tests.unit.checkpointing.replicas.made import SECRET, Rank, Served, put_on, served, shelf
 
 NAME = Name(attempt=1, step=1, rank=0, world=1)
 
@@ -87,6 +88,21 @@ def test_a_slot_is_copied_once_and_given_back(server: Served, rank: Rank, tmp_pa
     with SnapshotFile(rank.path) as snapshot:
         start = snapshot.capacities.data_at(0)
     assert rank.path.read_bytes()[start : start + 40_000] in body
+
+
+def test_a_node_gives_what_lies_on_its_disk_too(tmp_path: Path, rank: Rank) -> None:
+    disk = shelf(tmp_path / "disk")
+    offer = put_on(disk, rank, 7)
+    server = Server("127.0.0.1", shelf(tmp_path / "peers"), SECRET, tmp_path / "port", disk)
+    server.start()
+    try:
+        with exchange.get(server.address, SECRET, offer.name) as (given, line):
+            assert given == offer
+            assert len(line.read(given.total)) == offer.total
+        with pytest.raises(ReplicaError), exchange.get(server.address, SECRET, NAME):
+            pass
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize(
