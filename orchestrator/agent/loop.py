@@ -116,7 +116,7 @@ class Agent:
             host=self._address,
             token_path=self._config.run_dir / "token",
             disk=self._config.checkpoint.disk_dir,
-            bytes_per_s=self._config.checkpoint.copy_mb_per_s * 1e6,
+            bytes_per_s=self._config.checkpoint.max_copy_bytes_per_s,
         )
 
     async def run(self) -> None:
