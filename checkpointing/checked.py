@@ -18,9 +18,6 @@ from checkpointing.plan import Extent
 from checkpointing.store.base import check_key
 from checkpointing.tree import LEAVES, Node
 
-MOST_BYTES: Final = 1 << 29
-"""A document that is longer is none of ours."""
-
 _MOST: Final = 1 << 62
 _DEEPEST: Final = 320
 _MOST_DIMS: Final = 64
