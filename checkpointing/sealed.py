@@ -1,14 +1,19 @@
 """JSON documents with a CRC of their own content: a torn or altered one is known as such."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from checkpointing import checked
 from checkpointing.checksum import crc64
+from checkpointing.errors import ManifestInvalid, ObjectCorrupt, RestoreFailed
+from checkpointing.store.base import MOST_BYTES, ObjectStore
 
 _HEAD: Final = b'{"body":'
 _TAIL: Final = b',"crc64":'
+_Read = TypeVar("_Read")
+_log = logging.getLogger(__name__)
 
 
 def canonical(value: object) -> bytes:
@@ -28,7 +33,7 @@ def unseal(form: str, packed: bytes) -> dict[str, Any]:
     Raises:
         ManifestInvalid: Altered, of another format, or nothing of the kind.
     """
-    if len(packed) > checked.MOST_BYTES:
+    if len(packed) > MOST_BYTES:
         checked.refuse(f"a document of {len(packed)} bytes")
     body, tail, digits = packed[len(_HEAD) :].rpartition(_TAIL)
     if not packed.startswith(_HEAD) or not tail or not digits.endswith(b"}"):
@@ -39,3 +44,33 @@ def unseal(form: str, packed: bytes) -> dict[str, Any]:
     if (version := found.pop("format", None)) != form:
         checked.refuse(f"this version reads format {form}, not", version)
     return found
+
+
+def fetch(store: ObjectStore, key: str, unpack: Callable[[bytes], _Read]) -> _Read:
+    """Read a document from a store; one that is refused is read again, as `twice` does.
+
+    Raises:
+        ManifestInvalid: It is refused again, or larger than any document.
+        StoreError: Not readable.
+    """
+
+    def read() -> _Read:
+        try:
+            packed = store.get(key)
+        except ObjectCorrupt as error:
+            raise ManifestInvalid(str(error)) from error
+        return unpack(packed)
+
+    return twice(read, f"{key}: ")
+
+
+def twice(read: Callable[[], _Read], what: str = "") -> _Read:
+    """Read once more what fails its sum: it may be altered on the way and not in its place.
+
+    What a line altered is no reason to give up a checkpoint for good.
+    """
+    try:
+        return read()
+    except (ManifestInvalid, RestoreFailed) as error:
+        _log.warning("%s%s; reading it again", what, error)
+    return read()
