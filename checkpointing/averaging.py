@@ -114,6 +114,7 @@ def average(
         world=1,
         write_id=f"{target}/{newest.attempt}/{newest.step}",
         average_of=of,
+        tokens=newest.tokens,
     )
     copied = sum(not dtypes.is_floating(column[0].dtype) for column in columns)
     return Averaged(

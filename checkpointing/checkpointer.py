@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from checkpointing.environment import RankEnvironment
+from checkpointing.environment import OnOtherWorld, RankEnvironment
 from checkpointing.errors import StageBusy
 from checkpointing.heartbeat import SLOW_PHASE, Heartbeat
-from checkpointing.restoring import OnOtherWorld, bring
+from checkpointing.restoring import bring
 from checkpointing.saving import SNAPSHOT_WAIT_S, WAIT_S, Saver, State, value_of
 from checkpointing.slot import Phase
+from checkpointing.tiers import EVERYWHERE, due
 
 __all__ = ["Checkpointer", "RankEnvironment", "State"]
 
@@ -79,7 +80,7 @@ class Checkpointer:
         self,
         state: State,
         local: State | None = None,
-        on_other_world: OnOtherWorld = "refuse",
+        on_other_world: OnOtherWorld | None = None,
     ) -> int:
         """Bring the state to the checkpoint that this attempt starts from.
 
@@ -90,20 +91,23 @@ class Checkpointer:
             state: Alike on all ranks.
             local: This rank's own, as random states and the place in the data.
             on_other_world: What to do about `local` when another number of ranks saved the
-                checkpoint: `refuse` it, or leave `local` as it is, `fresh`.
+                checkpoint: `refuse` it, or leave `local` as it is, `fresh`; None for what the run's
+                file says, which is to refuse it unless told.
 
         Returns:
             Number of finished steps; 0 for a fresh start.
 
         Raises:
-            SystemExit: With `RESTORE_FAILED_EXIT` or `STAGE_REFUSED_EXIT`, after one line on
-                standard error.
+            SystemExit: With `RESTORE_FAILED_EXIT`, `CHECKPOINT_DAMAGED_EXIT` or
+                `STAGE_REFUSED_EXIT`, after one line on standard error.
         """
         if self._env is None or self._heart is None or self._saver is None:
             return 0
         self._heart.beat(Phase.RESTORE, SLOW_PHASE)
         whole, own = value_of(state), value_of(local) if local is not None else None
-        step = bring(self._env, (state, local), whole, own, on_other_world)
+        step = bring(
+            self._env, (state, local), whole, own, on_other_world or self._env.on_other_world
+        )
         self._saver.prepare(whole, own)
         self._heart.note(step=-1 if step is None else step)
         self._heart.go()
@@ -137,10 +141,12 @@ class Checkpointer:
         stopping = control is not None and 0 <= control.stop_step <= step
         first_stop = stopping and not self._stop  # a script may not look at `should_stop`
         snapshot = control is not None and step == control.snapshot_step
-        regular = interval > 0 and step % interval == 0
-        if state is not None and (first_stop or snapshot or regular):
+        tiers = due(step, interval, self._saver.rhythm)
+        if first_stop or snapshot:
+            tiers = EVERYWHERE
+        if state is not None and tiers:
             wait_s = WAIT_S if first_stop else SNAPSHOT_WAIT_S if snapshot else 0.0
-            self._saver.save(step, state, local, wait_s=wait_s, at_once=first_stop)
+            self._saver.save(step, state, local, tiers, wait_s=wait_s, at_once=first_stop)
         self._stop = self._stop or stopping
         self._heart.go()
 
@@ -163,9 +169,9 @@ class Checkpointer:
             return
         self._heart.note(step=step)
         self._saver.land()
-        if state is not None and self._saver.staged_step != step:
-            self._saver.save(step, state, local, wait_s=WAIT_S, at_once=True)
-            if self._saver.staged_step != step:
+        if state is not None:
+            self._saver.save(step, state, local, EVERYWHERE, wait_s=WAIT_S, at_once=True)
+            if not self._saver.has(step, EVERYWHERE):
                 raise StageBusy(f"the last state could not be staged within {WAIT_S:.0f} s")
         self._heart.beat(Phase.FINISH, SLOW_PHASE)
 

@@ -55,7 +55,7 @@ class Quarantined:
         Raises:
             ManifestInvalid: Not such a record, or altered.
         """
-        found = unseal(_FORM, packed)
+        found = unseal(packed, _FORM)
         checked.exactly(found, _FIELDS, "the record")
         at = found["at"]
         if type(at) not in (int, float) or not 0 <= at < 1e12:
@@ -117,6 +117,16 @@ def list_quarantined(store: ObjectStore, run: str) -> tuple[Quarantined, ...]:
         if place is not None and (record := _read(store, run, info.key, place)) is not None:
             found.append(record)
     return tuple(sorted(found, key=lambda record: record.place, reverse=True))
+
+
+def quarantined_places(store: ObjectStore, run: str) -> frozenset[tuple[int, int]]:
+    """Return (step, attempt) of what is in quarantine, as the keys tell without being read.
+
+    Raises:
+        StoreError: The store could not be asked.
+    """
+    places = (keys.place_of_quarantine(i.key) for i in store.list(keys.quarantine_prefix(run)))
+    return frozenset(place for place in places if place is not None)
 
 
 def _read(store: ObjectStore, run: str, key: str, place: tuple[int, int]) -> Quarantined | None:

@@ -11,8 +11,16 @@ import numpy as np
 from checkpointing import leaves as leaf_bytes
 from checkpointing.boxes import Box, whole
 from checkpointing.checksum import crc64
-from checkpointing.errors import ArenaInvalid, CheckpointingError, RestoreFailed
-from checkpointing.manifest import read_commit, read_index
+from checkpointing.errors import (
+    ArenaInvalid,
+    CheckpointDamaged,
+    CheckpointingError,
+    ManifestInvalid,
+    ObjectCorrupt,
+    ObjectMissing,
+    RestoreFailed,
+)
+from checkpointing.manifest import Manifest, read_commit, read_index
 from checkpointing.optimizer_state import create_missing
 from checkpointing.plan import Extent
 from checkpointing.sharded import as_sharded, is_sharded
@@ -24,6 +32,7 @@ from checkpointing.tree import Flat, Node, flatten, named_leaves, put_back
 State = Mapping[str, Any]
 Fill = Callable[[Sequence[Wanted], Sequence[Part]], None]
 _LITTLE: Final = 64 << 20
+_DAMAGE: Final = (ManifestInvalid, ObjectCorrupt, ObjectMissing)
 _NO_STATE: Node = {"t": "dict", "k": [], "v": []}
 
 
@@ -124,10 +133,11 @@ def restore_from_store(
         Number of ranks that saved it.
 
     Raises:
-        RestoreFailed: Not committed, altered, or for another state.
+        CheckpointDamaged: What the store holds is not what was committed.
+        RestoreFailed: Not committed, or for another state.
     """
     try:
-        manifest = read_commit(store, run, point.step, point.attempt)
+        manifest = _committed(store, run, point)
         objects = {shard.rank: shard.data_key for shard in manifest.shards}
         pieces: dict[str, list[tuple[Extent, str]]] = {}
         for extent in manifest.tensors:
@@ -152,7 +162,15 @@ def restore_from_store(
     except RestoreFailed:
         raise
     except CheckpointingError as error:
-        raise RestoreFailed(f"step {point.step} of attempt {point.attempt}: {error}") from error
+        kind = CheckpointDamaged if isinstance(error, _DAMAGE) else RestoreFailed
+        raise kind(f"step {point.step} of attempt {point.attempt}: {error}") from error
+
+
+def _committed(store: ObjectStore, run: str, point: Point) -> Manifest:
+    try:
+        return read_commit(store, run, point.step, point.attempt)
+    except ObjectMissing as error:  # of something that it names this would be a damage
+        raise RestoreFailed(str(error)) from error
 
 
 def _arena_first(
@@ -264,7 +282,7 @@ def _room_is_needed(saved: _Saved, flat: Flat) -> None:
         ends[key] = max(ends.get(key, 0), extent.offset + extent.nbytes)
     for key, end in ends.items():
         if saved.size_of(key) < end:
-            raise RestoreFailed(f"{key}: is said to have {end} bytes, and is shorter")
+            raise CheckpointDamaged(f"{key}: is said to have {end} bytes, and is shorter")
 
 
 def _size_of(store: ObjectStore, key: str) -> int:

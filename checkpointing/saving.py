@@ -1,6 +1,7 @@
 """When a state is staged, whether beside training, and what gives way when no slot is free."""
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from checkpointing.slot import Phase
 from checkpointing.stage.arena import StagedSlot
 from checkpointing.stage.guards import Guards
 from checkpointing.stage.stager import Stager
+from checkpointing.tiers import EVERYWHERE, NOWHERE, Rhythm, Tier
 
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """A state, or a function that returns it."""
@@ -45,7 +47,20 @@ class Saver:
         self._overlaps = overlap
         self._is_flying = False
         self._is_fencing_script = False
+        self._staged_tiers = NOWHERE
+        # Without a store nobody would ever take a slot that waits for it.
+        self._there = EVERYWHERE if environment.store else EVERYWHERE & ~Tier.STORE
         self.staged_step = -1
+
+    @property
+    def rhythm(self) -> Rhythm:
+        """How often snapshots go elsewhere than to the store."""
+        return self._env.rhythm
+
+    def has(self, step: int, tiers: Tier) -> bool:
+        """Whether the state after `step` is staged, and for the store if these tiers name it."""
+        wanted = tiers & self._there & Tier.STORE
+        return self.staged_step == step and wanted in self._staged_tiers
 
     def prepare(self, state: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Take the memory before the first step, or end the process with the numbers."""
@@ -88,73 +103,99 @@ class Saver:
         begun = time.monotonic()
         changed = self._stager.join()
         self._heart.note(stall_s=self._heart.reading.stall_s + time.monotonic() - begun)
+        self._note_copy()
         if changed:
             names = ", ".join(changed[:5]) + (" and more" if len(changed) > 5 else "")
             self._lost(f"changed while it was copied beside training: {names}")
 
     def save(
-        self, step: int, state: State, local: State | None, *, wait_s: float, at_once: bool
+        self,
+        step: int,
+        state: State,
+        local: State | None,
+        tiers: Tier,
+        *,
+        wait_s: float,
+        at_once: bool,
     ) -> None:
         """Stage a state unless it is already, waiting for a free slot up to `wait_s`."""
-        if self.staged_step == step:
+        if self.has(step, tiers):
             return
+        tiers &= self._there
         is_regular = wait_s == 0
         replaces = is_regular and self._env.policy is StagePolicy.REPLACE
         if is_regular and self._env.policy is StagePolicy.WAIT:
             wait_s = self._env.policy_wait_s
         self._heart.beat(Phase.CHECKPOINT, SLOW_PHASE, wait_s)
         if self._wait_for_room(wait_s, replace=replaces):
-            self._stage(step, state, local, replace=replaces, at_once=at_once)
+            self._stage(step, state, local, tiers, replace=replaces, at_once=at_once)
         else:
             self._skipped()
         self._heart.beat(Phase.STEP)
 
     def _stage(
-        self, step: int, state: State, local: State | None, *, replace: bool, at_once: bool
+        self,
+        step: int,
+        state: State,
+        local: State | None,
+        tiers: Tier,
+        *,
+        replace: bool,
+        at_once: bool,
     ) -> None:
         begun = time.monotonic()
         own = value_of(local) if local is not None else None
         try:
-            dropped = self._copy(step, value_of(state), own, replace=replace, at_once=at_once)
+            values = value_of(state), own
+            dropped = self._copy(step, values, tiers, replace=replace, at_once=at_once)
         except StageBusy:
             self._skipped()
         except StageRefused as error:
             leave(STAGE_REFUSED_EXIT, f"cannot stage step {step}: {error}")
         else:
-            self.staged_step = step
+            self.staged_step, self._staged_tiers = step, tiers
             reading = self._heart.reading
             self._heart.note(
                 saves=reading.saves + 1,
                 stall_s=time.monotonic() - begun,
+                saved_step=step,
+                saved_tokens=reading.tokens if reading.step == step else 0,
                 dropped_saves=reading.dropped_saves + (dropped is not None),
             )
+            self._note_copy()
 
     def _copy(
         self,
         step: int,
-        state: Mapping[str, Any],
-        local: Mapping[str, Any] | None,
+        values: tuple[Mapping[str, Any], Mapping[str, Any] | None],
+        tiers: Tier,
         *,
         replace: bool,
         at_once: bool,
     ) -> StagedSlot | None:
+        state, local = values
         if self._overlaps:
             self._guards.find(state)
         # A script that fences by itself has done so before its second step.
         if not self._overlaps or at_once or not (self._guards or self._is_fencing_script):
-            return self._stager.stage(step, state, local, replace=replace)
+            return self._stager.stage(step, state, local, replace=replace, tiers=tiers)
         late = self._guards.addresses() if self._guards else None
         self._is_flying = True
-        return self._stager.begin(step, state, local, late=late, replace=replace)
+        return self._stager.begin(step, state, local, late=late, replace=replace, tiers=tiers)
 
     def _lost(self, why: str) -> None:
         step, self.staged_step = self.staged_step, -1
         self._overlaps = False
-        self._heart.note(dropped_saves=self._heart.reading.dropped_saves + 1)
+        self._heart.note(dropped_saves=self._heart.reading.dropped_saves + 1, saved_step=-1)
         text = f"the save of step {step} does not count: {why}"
         if self._env.stage_debug:
             raise StageError(text)
         _log.warning("rank %d: %s; saves are no longer overlapped", self._env.rank, text)
+
+    def _note_copy(self) -> None:
+        copied = self._stager.copied
+        nbytes, seconds = copied if copied is not None else (0, math.nan)
+        self._heart.note(stage_s=seconds, staged_nbytes=nbytes)
 
     def _skipped(self) -> None:
         self._heart.note(skipped_saves=self._heart.reading.skipped_saves + 1)

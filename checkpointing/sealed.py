@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 from checkpointing import checked
 from checkpointing.checksum import crc64
 from checkpointing.errors import ManifestInvalid, ObjectCorrupt, RestoreFailed
-from checkpointing.store.base import MOST_BYTES, ObjectStore
+from checkpointing.gzipped import deflated, inflated
+from checkpointing.store.base import ObjectStore
 
 _HEAD: Final = b'{"body":'
 _TAIL: Final = b',"crc64":'
@@ -24,24 +25,27 @@ def canonical(value: object) -> bytes:
 def seal(form: str, fields: Mapping[str, Any]) -> bytes:
     """Return a document with its format and its own CRC."""
     body = canonical({"format": form, **fields})
-    return b"%s%s%s%d}" % (_HEAD, body, _TAIL, crc64(body))
+    return deflated(b"%s%s%s%d}" % (_HEAD, body, _TAIL, crc64(body)))
 
 
-def unseal(form: str, packed: bytes) -> dict[str, Any]:
+def unseal(packed: bytes, *forms: str) -> dict[str, Any]:
     """Read what `seal` gave, bit for bit; the CRC is checked before anything is parsed.
+
+    Args:
+        packed: What it gave.
+        *forms: The formats that are read, the newest first.
 
     Raises:
         ManifestInvalid: Altered, of another format, or nothing of the kind.
     """
-    if len(packed) > MOST_BYTES:
-        checked.refuse(f"a document of {len(packed)} bytes")
+    form, packed = forms[0], inflated(packed, checked.MOST_BYTES)
     body, tail, digits = packed[len(_HEAD) :].rpartition(_TAIL)
     if not packed.startswith(_HEAD) or not tail or not digits.endswith(b"}"):
         checked.refuse(f"not a document of format {form}")
     if digits != b"%d}" % crc64(body):
         checked.refuse("fails its own CRC")
     found = dict(checked.document(body))
-    if (version := found.pop("format", None)) != form:
+    if (version := found.pop("format", None)) not in forms:
         checked.refuse(f"this version reads format {form}, not", version)
     return found
 
@@ -74,3 +78,11 @@ def twice(read: Callable[[], _Read], what: str = "") -> _Read:
     except (ManifestInvalid, RestoreFailed) as error:
         _log.warning("%s%s; reading it again", what, error)
     return read()
+
+
+def is_same(packed: bytes, other: bytes) -> bool:
+    """Tell whether two documents say the same: another machine's zlib may give other bytes."""
+    try:
+        return inflated(packed, checked.MOST_BYTES) == inflated(other, checked.MOST_BYTES)
+    except ManifestInvalid:
+        return False

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from checkpointing.boxes import Box, row_range, split, whole
 from checkpointing.checksum import combine, crc64
-from checkpointing.errors import RestoreFailed
+from checkpointing.errors import CheckpointDamaged
 from checkpointing.leaves import BLOCK, Bytes
 from checkpointing.plan import Extent
 from checkpointing.sealed import twice
@@ -90,7 +90,7 @@ def fill_from_store(
     Of a part are read the blocks that it lies in, since a CRC is known of each of those.
 
     Raises:
-        RestoreFailed: Bytes do not have the CRC that was recorded for them.
+        CheckpointDamaged: Bytes do not have the CRC that was recorded for them.
         StoreError: The store could not deliver.
     """
     jobs = _jobs(wanted, parts)
@@ -175,7 +175,7 @@ def _fill_part(store: ObjectStore, part: Part) -> None:
     sums = extent.blocks or (extent.crc64,)
     for number, at in enumerate(range(0, raw.nbytes, BLOCK), start=begin // BLOCK):
         if crc64(raw[at : at + BLOCK].data) != sums[number]:
-            raise RestoreFailed(f"{extent.name}: its bytes in {part.key} fail their CRC")
+            raise CheckpointDamaged(f"{extent.name}: its bytes in {part.key} fail their CRC")
     _take(part, raw, first * size - begin)
 
 
@@ -219,7 +219,7 @@ class _Large:
         """Wait for all pieces; what fails its CRC is read once more."""
         try:
             self._check()
-        except RestoreFailed:
+        except CheckpointDamaged:
             self._pieces = self._begin()
             self._check()
 
@@ -272,7 +272,7 @@ def _runs(items: Iterable[Wanted | Part]) -> list[list[Wanted | Part]]:
 
 def _check(item: Wanted | Part, crc: int) -> None:
     if crc != item.extent.crc64:
-        raise RestoreFailed(
+        raise CheckpointDamaged(
             f"{item.extent.name}: its bytes in {item.key} fail their CRC "
             f"({crc:016x}, recorded {item.extent.crc64:016x})"
         )

@@ -1,19 +1,23 @@
 """The arena: one file per rank in shared memory, two slots, readable by anyone at any moment.
 
     page 0            magic, capacities, number of slots, their CRC
-    page 1, page 2    header of slot 0, slot 1: a seqlocked record and one word of upload state
+    page 1, page 2    header of slot 0, slot 1: a word of upload state, two words of hold, and a
+                      seqlocked record
     then per slot     meta (JSON) and the extents, the large ones at multiples of 4096
 
 Where memory is scarce there is one slot only, and the second header stays empty.
 
-The rank writes everything but the upload word, the uploader writes only that. The upload word
-carries the sequence number that it speaks about, so a slot that is written again falls back to
-"none" by itself. A slot whose sequence number is odd was left half-written and counts for nothing.
+The rank writes everything but these words. The upload word is the uploader's, the hold is of the
+process that copies to other nodes and disks. Both carry the sequence number that they speak about,
+so a slot that is written again falls back to "none" and "not held" by itself. A hold ends by itself
+too, when nobody renews it. A slot whose sequence number is odd was left half-written and counts for
+nothing.
 """
 
 import mmap
 import os
 import struct
+import time
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,15 +27,16 @@ from typing import Final
 
 from checkpointing.errors import ArenaInvalid
 from checkpointing.seqlock import Record
+from checkpointing.tiers import EVERYWHERE, Tier
 
 PAGE: Final = 4096
 SLOTS: Final = 2
-_MAGIC: Final = b"EVSTARN2"
+_MAGIC: Final = b"EVSTARN3"
 _CAPACITIES: Final = struct.Struct("<QQQ")
 _CAPACITIES_CRC: Final = struct.Struct("<I")
 _RECORD_AT: Final = 64
-# step, attempt, rank, world, staged_at, data bytes, meta bytes, CRC64 of the meta
-_HEADER: Final = "<qqqqdQQQ"
+# step, attempt, rank, world, staged_at, data bytes, meta bytes, CRC64 of the meta, tiers
+_HEADER: Final = "<qqqqdQQQQ"
 _STATE_BITS: Final = 8
 _SEQUENCE: Final = (1 << 64 - _STATE_BITS) - 1  # as much of it as the upload word takes
 _POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
@@ -47,6 +52,7 @@ class UploadState(StrEnum):
 
 
 _STATES: Final = tuple(UploadState)
+_DONE: Final = (UploadState.UPLOADED, UploadState.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,8 @@ class StagedSlot:
         upload_state: How far the uploader is.
         index: Which slot of the arena.
         sequence: Sequence number of this content; another number means other content.
+        tiers: Where it is to be kept.
+        held: Somebody copies it to another node or a disk.
     """
 
     step: int
@@ -74,6 +82,18 @@ class StagedSlot:
     upload_state: UploadState = UploadState.NONE
     index: int = 0
     sequence: int = 0
+    tiers: Tier = EVERYWHERE
+    held: bool = False
+
+    @property
+    def is_for_store(self) -> bool:
+        """Whether the uploader sends it."""
+        return Tier.STORE in self.tiers
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the uploader has still to send it."""
+        return self.is_for_store and self.upload_state not in _DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +145,7 @@ class Header:
     """One slot's header page, over a mapping or over a copy."""
 
     def __init__(self, page: memoryview) -> None:
-        self._words = page[:8].cast("Q")
+        self._words = page[: 3 * 8].cast("Q")  # upload state; what is held, until when
         self.record = Record(page[_RECORD_AT:], _HEADER)
 
     def staged(self, index: int) -> StagedSlot | None:
@@ -134,7 +154,7 @@ class Header:
         values = self.record.read()
         if values is None or sequence & 1 or self.record.sequence != sequence:
             return None
-        step, attempt, rank, world, staged_at, nbytes, *_ = values
+        step, attempt, rank, world, staged_at, nbytes, _, _, tiers = values
         return StagedSlot(
             step=int(step),
             attempt=int(attempt),
@@ -145,6 +165,8 @@ class Header:
             upload_state=self.upload_state(sequence),
             index=index,
             sequence=sequence,
+            tiers=Tier(int(tiers)),
+            held=self.is_held(sequence),
         )
 
     def meta(self) -> tuple[int, int]:
@@ -167,6 +189,18 @@ class Header:
     def mark(self, sequence: int, state: UploadState) -> None:
         """Set the upload state of this content (the uploader only)."""
         self._words[0] = (sequence & _SEQUENCE) << _STATE_BITS | _STATES.index(state)
+
+    def hold(self, sequence: int, for_s: float) -> None:
+        """Keep this content from being written over for a while (the copying process only).
+
+        Who holds it looks afterwards whether the slot still has this content.
+        """
+        self._words[2] = int((time.monotonic() + for_s) * 1000)  # one clock for all of a machine
+        self._words[1] = sequence if for_s > 0 else 0
+
+    def is_held(self, sequence: int) -> bool:
+        """Tell whether this content is being copied to another node or a disk."""
+        return self._words[1] == sequence and time.monotonic() * 1000 < self._words[2]
 
     def release(self) -> None:
         """Let go of the buffer."""

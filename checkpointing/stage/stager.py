@@ -1,5 +1,6 @@
 """From a live state to a staged slot: take it apart, lay it out (both remembered), copy."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from checkpointing.extents import LOCAL
 from checkpointing.plan import Plan
 from checkpointing.stage.arena import StagedSlot
 from checkpointing.stage.copying import Copy, lies_in_a_row
@@ -15,6 +17,7 @@ from checkpointing.stage.cuda import Registration, SideStream, is_on_gpu
 from checkpointing.stage.flight import Flight, Watched, version_of
 from checkpointing.stage.taking import State, Taken, Taker
 from checkpointing.stage.writer import ArenaWriter, Label
+from checkpointing.tiers import EVERYWHERE, Tier
 
 
 class Stager:
@@ -49,6 +52,7 @@ class Stager:
         self._writer: ArenaWriter | None = None
         self._taker = Taker(rank, world)
         self._flight: Flight | None = None
+        self._copied: tuple[int, float] | None = None
         self._sides: dict[Any, SideStream] = {}
         self._registration: Registration | None = None
 
@@ -70,7 +74,13 @@ class Stager:
         return self._writer is None or self._writer.has_room(replace=replace)
 
     def stage(
-        self, step: int, state: State, local: State | None, *, replace: bool = False
+        self,
+        step: int,
+        state: State,
+        local: State | None,
+        *,
+        replace: bool = False,
+        tiers: Tier = EVERYWHERE,
     ) -> StagedSlot | None:
         """Copy a state into a free slot; return the snapshot that was dropped unsent for it.
 
@@ -78,7 +88,7 @@ class Stager:
             StageBusy: Every slot is still needed.
             StageRefused: The state has grown and memory for it is missing.
         """
-        dropped = self._start(step, state, local, late=set(), replace=replace)
+        dropped = self._start(step, state, local, set(), replace=replace, tiers=tiers)
         self.join()
         return dropped
 
@@ -90,6 +100,7 @@ class Stager:
         *,
         late: set[int] | None,
         replace: bool = False,
+        tiers: Tier = EVERYWHERE,
     ) -> StagedSlot | None:
         """Copy as `stage` does, but what is at the addresses `late` beside training.
 
@@ -102,8 +113,9 @@ class Stager:
             late: Addresses of tensors that change only after `fence`; None for all of the state,
                 which then counts only once `fence` was called.
             replace: As in `has_room`.
+            tiers: Where the snapshot is to be kept.
         """
-        return self._start(step, state, local, late=late, replace=replace)
+        return self._start(step, state, local, late, replace=replace, tiers=tiers)
 
     def fence(self) -> None:
         """Return when the state may change."""
@@ -114,6 +126,11 @@ class Stager:
     def awaits_fence(self) -> bool:
         """Whether a copy runs that counts only after a `fence` that nobody has called yet."""
         return self._flight is not None and self._flight.awaits_fence
+
+    @property
+    def copied(self) -> tuple[int, float] | None:
+        """Bytes of the last copy and the seconds until it was complete, None while it is not."""
+        return self._copied
 
     def join(self, *, abandon: bool = False) -> list[str]:
         """Wait for the copy that runs; return the tensors that changed before the fence.
@@ -127,18 +144,29 @@ class Stager:
         return flight.join(abandon=abandon) if flight is not None else []
 
     def _start(
-        self, step: int, state: State, local: State | None, late: set[int] | None, *, replace: bool
+        self,
+        step: int,
+        state: State,
+        local: State | None,
+        late: set[int] | None,
+        *,
+        replace: bool,
+        tiers: Tier,
     ) -> StagedSlot | None:
         self.join()
+        begun, self._copied = time.monotonic(), None
         taken = self._taker.take(state, local)
         writer, plan = self._make_room(taken), taken.known.plan
         index, data, dropped = writer.open(replace=replace)
         copy = Copy(plan.extents, taken.leaves, data)
-        label = Label(step=step, attempt=self._attempt, rank=self._rank, world=self._world)
+        label = Label(
+            step=step, attempt=self._attempt, rank=self._rank, world=self._world, tiers=tiers
+        )
 
         def seal() -> None:
             packed = taken.known.text.pack(taken.values, copy.result())
             writer.seal(index, label, plan.data_nbytes, packed)
+            self._copied = plan.data_nbytes, time.monotonic() - begun
 
         watched = _watched(plan, taken.leaves, late)
         events, summing = self._copy_from_gpus(copy, taken.leaves, watched)
@@ -209,12 +237,12 @@ def _watched(plan: Plan, leaves: Sequence[Any], late: set[int] | None) -> list[W
     if late is not None and not late:
         return []
     found = []
-    for number, (extent, leaf) in enumerate(zip(plan.extents, leaves, strict=True)):
-        if extent.kind == "local" or not extent.nbytes or not _is_known(leaf, late):
-            continue
-        if is_on_gpu(leaf) or lies_in_a_row(leaf):
-            version = version_of(leaf)
-            found.append(Watched(number=number, name=extent.name, leaf=leaf, version=version))
+    may_wait = (plan.extents.kind != LOCAL) & (plan.extents.nbytes > 0)
+    for number in np.flatnonzero(may_wait).tolist():
+        leaf = leaves[number]
+        if _is_known(leaf, late) and (is_on_gpu(leaf) or lies_in_a_row(leaf)):
+            name, version = plan.extents.names[number], version_of(leaf)
+            found.append(Watched(number=number, name=name, leaf=leaf, version=version))
     return found
 
 

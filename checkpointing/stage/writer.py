@@ -23,24 +23,25 @@ from checkpointing.stage.arena import (
 )
 from checkpointing.stage.memory import gib
 from checkpointing.stage.meta import Meta
+from checkpointing.tiers import EVERYWHERE, Tier
 
 __all__ = ["ArenaWriter", "Meta"]
 
 _META_SPARE: Final = 64 << 10  # Python values in a state may get longer
 _UNSENT_S: Final = 60.0
 _POLL_S: Final = 0.02
-_DONE: Final = (UploadState.UPLOADED, UploadState.FAILED)
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """Whose snapshot a slot holds."""
+    """Whose snapshot a slot holds, and where else it is to be kept."""
 
     step: int
     attempt: int
     rank: int
     world: int
+    tiers: Tier = EVERYWHERE
 
 
 class ArenaWriter:
@@ -126,7 +127,7 @@ class ArenaWriter:
         held = arena.headers[index].staged(index)
         arena.headers[index].record.begin()
         data = np.frombuffer(arena.data(index), dtype=np.uint8)
-        return index, data, held if held and held.upload_state not in _DONE else None
+        return index, data, held if held and held.is_unsent else None
 
     def seal(self, index: int, label: Label, data_nbytes: int, packed: bytes) -> None:
         """Make an open slot a snapshot; `ensure` had room for as much meta."""
@@ -144,6 +145,7 @@ class ArenaWriter:
             data_nbytes,
             len(packed),
             crc64(packed),
+            label.tiers,
         )
 
     def close(self) -> None:
@@ -163,20 +165,25 @@ class ArenaWriter:
     def _victim(arena: MappedArena, *, replace: bool) -> int | None:
         """Return the slot to write: an empty one, or the oldest that is no longer needed.
 
-        Of two complete slots the newest stays, whatever its upload does. Only to `replace` it may
-        give way, when the upload of the older one runs, which would be torn otherwise.
+        Of two complete slots the newest stays, whatever its upload does. It gives way when the
+        older one is still to be sent and itself is not for the store; and to `replace`, when the
+        upload of the older one runs, which would be torn otherwise. What somebody copies to
+        another node or a disk stays; what he did not begin with yet does not.
         """
         staged = arena.staged()
         slots = arena.capacities.slots
         if len(staged) < slots:
             return min(set(range(slots)) - {slot.index for slot in staged})
         oldest = staged[-1]
-        if oldest.upload_state in _DONE:
+        passing = [s.index for s in staged[:-1] if not s.is_for_store and not s.held]
+        # A failed upload is tried again until there is a newer one to send.
+        is_wanted = oldest.is_for_store and oldest.upload_state is UploadState.FAILED
+        if not oldest.is_unsent and not oldest.held and not (is_wanted and passing):
             return oldest.index
-        if not replace:
-            return None
-        waiting = [slot.index for slot in staged if slot.upload_state is UploadState.NONE]
-        return waiting[-1] if waiting else None
+        if passing:
+            return passing[0]
+        waiting = [s.index for s in staged if s.upload_state is UploadState.NONE and not s.held]
+        return waiting[-1] if replace and waiting else None
 
     def _admit(self, meta: int, data: int) -> Capacities:
         """Choose how many slots fit, for all ranks of the node, the old arena given up last.
@@ -251,8 +258,9 @@ def _carry_over(old: MappedArena, new: MappedArena) -> None:
             staged.nbytes,
             meta_nbytes,
             meta_crc,
+            staged.tiers,
         )
-        if staged.upload_state in _DONE:
+        if staged.is_for_store and not staged.is_unsent:
             header.mark(header.record.sequence, staged.upload_state)
 
 
@@ -269,7 +277,7 @@ def _wait_until_sent(arena: MappedArena, besides: int = 0) -> list[int]:
         besides: So many of the newest snapshots need not be sent.
     """
     deadline = time.monotonic() + _UNSENT_S
-    while unsent := [s.step for s in arena.staged()[besides:] if s.upload_state not in _DONE]:
+    while unsent := [s.step for s in arena.staged()[besides:] if s.is_unsent]:
         if time.monotonic() >= deadline:
             break
         time.sleep(_POLL_S)

@@ -15,6 +15,8 @@ from orchestrator.core.rules import (
     ledger,
     move,
     operator,
+    pair,
+    quarantine,
     restart,
     start,
 )
@@ -30,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     attempt_trouble.stop_after_slow_start,
     finish.finished,
     ledger.note,  # before the run goes on, or ends, over the incident
+    quarantine.quarantine,
     attempt_over.user_error,
     attempt_over.storage_error,
     attempt_over.no_progress,
@@ -46,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     allocation.give_back,
     launch.no_capacity,
     operator.snapshot,
+    pair.pair,
     interval.interval,
 )
 
