@@ -14,7 +14,7 @@ from checkpointing.slot import Phase
 from checkpointing.stage.arena import StagedSlot
 from checkpointing.stage.guards import Guards
 from checkpointing.stage.stager import Stager
-from checkpointing.tiers import NOWHERE, Rhythm, Tier
+from checkpointing.tiers import EVERYWHERE, NOWHERE, Rhythm, Tier
 
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """A state, or a function that returns it."""
@@ -48,6 +48,8 @@ class Saver:
         self._is_flying = False
         self._is_fencing_script = False
         self._staged_tiers = NOWHERE
+        # Without a store nobody would ever take a slot that waits for it.
+        self._there = EVERYWHERE if environment.store else EVERYWHERE & ~Tier.STORE
         self.staged_step = -1
 
     @property
@@ -57,7 +59,8 @@ class Saver:
 
     def has(self, step: int, tiers: Tier) -> bool:
         """Whether the state after `step` is staged, and for the store if these tiers name it."""
-        return self.staged_step == step and tiers & Tier.STORE in self._staged_tiers
+        wanted = tiers & self._there & Tier.STORE
+        return self.staged_step == step and wanted in self._staged_tiers
 
     def prepare(self, state: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Take the memory before the first step, or end the process with the numbers."""
@@ -118,6 +121,7 @@ class Saver:
         """Stage a state unless it is already, waiting for a free slot up to `wait_s`."""
         if self.has(step, tiers):
             return
+        tiers &= self._there
         is_regular = wait_s == 0
         replaces = is_regular and self._env.policy is StagePolicy.REPLACE
         if is_regular and self._env.policy is StagePolicy.WAIT:

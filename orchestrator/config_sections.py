@@ -17,6 +17,7 @@ from pydantic import (
 from checkpointing.tiers import Rhythm
 from orchestrator.config_base import Seconds, Section, Steps
 from orchestrator.config_keep import KeepSection
+from orchestrator.config_watch import WatchSection
 from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
 
 OWN_VARIABLES = frozenset(
@@ -133,7 +134,7 @@ class CheckpointSection(Section):
     `interval_steps` is the store's. Between two of its saves others may be made: every
     `memory_interval_steps` in the ranks' own memory, and the first of them at or after each
     multiple of `peer_interval_steps` is copied to another node's memory, of `disk_interval_steps`
-    to `disk_dir`. A node copies at most `copy_mb_per_s`.
+    to `disk_dir`. A node copies at most `max_copy_bytes_per_s`.
 
     `stage_policy` says what a save does that finds the uploads before it still running: it is
     skipped, waits up to `stage_wait_s`, or takes the place of one that nobody began to send.
@@ -149,7 +150,8 @@ class CheckpointSection(Section):
     peer_interval_steps: Annotated[int, Field(ge=0, le=10**12)] = 0
     disk_dir: Path | None = None
     disk_interval_steps: Steps | None = None
-    copy_mb_per_s: Annotated[float, Field(ge=5, le=1e6)] = 1_000.0
+    max_copy_bytes_per_s: Annotated[float, Field(ge=5e6, le=1e12)] = 1e9
+    watch: WatchSection | None = None
     stage_policy: Literal["skip", "wait", "replace"] = "skip"
     stage_wait_s: Seconds | None = None
     max_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)] | None = None
@@ -167,6 +169,8 @@ class CheckpointSection(Section):
             raise ValueError("disk_dir must be absolute: a folder on a disk of every node")
         if self.disk_dir is None and self.disk_interval_steps is not None:
             raise ValueError("disk_interval_steps needs disk_dir; set that or remove it")
+        if self.watch is not None and self.store is None:
+            raise ValueError("watch needs store: where the folders are to go")
         return self
 
     @model_validator(mode="after")

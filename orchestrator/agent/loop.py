@@ -26,6 +26,7 @@ from orchestrator.agent.lifeline import Orphans, become_subreaper
 from orchestrator.agent.ranks import Ranks
 from orchestrator.agent.replicas import Place, Replicas
 from orchestrator.agent.uploads import Uploads
+from orchestrator.agent.watched import Watched
 from orchestrator.config import RunConfig
 from orchestrator.core.events import (
     RankExited,
@@ -99,6 +100,8 @@ class Agent:
             if config.checkpoint.store
             else None
         )
+        watches = config.checkpoint.watch is not None
+        self._watched = Watched(config, node, spec.store_json) if watches else None
         self._replicas = (
             Replicas(self._place(), self._connection.fact)
             if config.checkpoint.has_replicas
@@ -113,7 +116,7 @@ class Agent:
             host=self._address,
             token_path=self._config.run_dir / "token",
             disk=self._config.checkpoint.disk_dir,
-            bytes_per_s=self._config.checkpoint.copy_mb_per_s * 1e6,
+            bytes_per_s=self._config.checkpoint.max_copy_bytes_per_s,
         )
 
     async def run(self) -> None:
@@ -132,6 +135,8 @@ class Agent:
         ]
         if self._uploads is not None:
             tasks.append(asyncio.ensure_future(self._uploads.run()))
+        if self._watched is not None:
+            tasks.append(asyncio.ensure_future(self._watched.run()))
         tasks.append(asyncio.ensure_future(self._done.wait()))
         await asyncio.wait((connection, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in (connection, *tasks):
@@ -143,6 +148,8 @@ class Agent:
         if self._uploads is not None:
             await self._until_sent()
             self._uploads.grace_s = min(self._uploads.grace_s, self.leaving.uploads_s)
+        if self._watched is not None:
+            self._watched.grace_s = min(self._watched.grace_s, self.leaving.uploads_s)
         await _end(tasks)
         await self._exporter.stop()
         self._release_port()
@@ -273,6 +280,8 @@ class Agent:
                 text = f"attempt {start.attempt} is not newer than {newest}"
                 return Outcome(key=key, ok=False, detail=text)
             try:
+                if self._watched is not None:
+                    self._watched.attempt(start)
                 await self._ranks.start(start)
             except OSError as error:
                 self._ranks.not_started(start, error)

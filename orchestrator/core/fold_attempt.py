@@ -261,10 +261,12 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
     if attempt is None or attempt.verdict is not None:
         return state
     attempt = replace(attempt, verdict=event, verdict_seq=record.seq)
-    quarantined = state.quarantined
+    quarantined, node = state.quarantined, event.node
     if event.fault == "restore_failed" and attempt.restore is not None:
         failed = attempt.restore
         quarantined |= {(failed.step, failed.attempt, failed.source.value)}
+        if failed.fetches:
+            node = None  # whoever told of it did not keep the copies
     first = attempt.first_trouble
     planned_at = (attempt.stop_ordered_at if attempt.moved else None) or record.at
     best_step = max(state.best_step, attempt.min_step)
@@ -273,7 +275,7 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         attempt=event.attempt,
         fault=event.fault,
         fault_class=event.fault_class,
-        node=event.node,
+        node=node,
         rank=event.rank,
         cause=event.cause,
         fault_at=attempt.trouble_since if first else planned_at,

@@ -84,7 +84,9 @@ class Executor:
         ledger: Ledger,
         spec: AllocationSpec,
         context: Context,
+        goodbye_s: float = GOODBYE_S,
     ) -> None:
+        self._goodbye_s = goodbye_s
         self._sessions = sessions
         self._launcher = launcher
         self._store = store
@@ -370,10 +372,10 @@ class Executor:
         return True, ""
 
     async def _shut_down(self, key: str, nodes: tuple[str, ...]) -> None:
-        """Have agents end and wait until they are gone, at most `GOODBYE_S`."""
+        """Have agents end and wait until they are gone, for a bounded time."""
         order = Shutdown(grace_s=self._context.state().policy.kill_grace_s)
         await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in nodes))
-        await self._sessions.all_gone(nodes, GOODBYE_S)
+        await self._sessions.all_gone(nodes, self._goodbye_s)
 
     async def _order(
         self, node: str, key: str, body: OrderBody, timeout_s: float = ORDER_TIMEOUT_S

@@ -22,7 +22,7 @@ from orchestrator.launch.launcher import AllocationSpec, Launcher
 from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import judge
 from orchestrator.supervisor.costs import SaveCosts
-from orchestrator.supervisor.execute import Context, Executor
+from orchestrator.supervisor.execute import GOODBYE_S, Context, Executor
 from orchestrator.supervisor.inbound import Inbound, is_repeated, live_attempt_of, strangers
 from orchestrator.supervisor.journal import Journal
 from orchestrator.supervisor.lease import LEASE_S, Lease
@@ -93,7 +93,9 @@ class Supervisor:
             emit=self.emit,
             cost_of=lambda key: self._costs.of(key, self.state, self._now()),
         )
-        self._executor = Executor(self.sessions, launcher, store, ledger, _spec_of(config), context)
+        self._executor = Executor(
+            self.sessions, launcher, store, ledger, _spec_of(config), context, _goodbye_s(config)
+        )
 
     def emit(self, event: Event) -> None:
         """Hand an event to the loop."""
@@ -387,6 +389,12 @@ def _ledger_of(config: RunConfig) -> Ledger:
     """Local nodes are called alike in every run and are none that runs could share."""
     is_shared = config.nodes.launcher == "slurm"
     return Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
+
+
+def _goodbye_s(config: RunConfig) -> float:
+    """Return how long agents may take to leave: the last folder that they watch has to be sent."""
+    watches = config.checkpoint.watch is not None
+    return GOODBYE_S + (config.timeouts.final_upload_s if watches else 0.0)
 
 
 def _spec_of(config: RunConfig) -> AllocationSpec:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from orchestrator.core import budgets
+from orchestrator.core.events import DISK, PEER
 from orchestrator.core.node import Allocation, Node
 from orchestrator.core.state import Attempt, RunPhase, State
 from orchestrator.views.events import describe, kind_of
@@ -150,8 +151,15 @@ def _node(state: State, node: Node) -> dict[str, Any]:
     warned = f"its allocation ends (SIG{node.warned})" if node.warned else ""
     warned = "given back" if node.given_back else warned
     why = node.lost_why if not node.alive else node.complaint or warned
-    staged = sorted({shard.step for shard in node.staged})
-    return {"name": node.name, "state": word, "why": why, "ranks": ranks, "in_memory": staged}
+    return {
+        "name": node.name,
+        "state": word,
+        "why": why,
+        "ranks": ranks,
+        "in_memory": sorted({shard.step for shard in node.staged}),
+        "kept_for_others": sorted({c.step for c in node.replicas if c.tier == PEER}),
+        "on_disk": sorted({c.step for c in node.replicas if c.tier == DISK}),
+    }
 
 
 def _checkpoints(state: State, history: History, now: float) -> dict[str, Any]:

@@ -8,16 +8,17 @@ from orchestrator.core.state import AttemptPhase, State
 
 
 def pair(state: State, now: float, policy: Policy) -> Decision | None:
-    """Tell the nodes that do not know it, or know an address that is no longer the buddy's."""
+    """Tell the nodes that do not know it, or know an address that is no longer the buddy's.
+
+    A buddy that has not said where it takes copies, or does not any more, is told of once it has.
+    """
     attempt = state.attempt
     if not policy.peers or attempt is None or attempt.phase is not AttemptPhase.RUNNING:
         return None
     if attempt.first_trouble is not None or is_pending(state, Pair):
         return None
     wanted = addresses(state, attempt.nodes)
-    if "" in wanted.values():
-        return None  # one that was replaced or starts again says so soon
-    news = {node: at for node, at in wanted.items() if attempt.buddies.get(node) != at}
+    news = {node: at for node, at in wanted.items() if at and attempt.buddies.get(node) != at}
     if not news:
         return None
     action = Pair(attempt=attempt.number, buddies=news)

@@ -123,7 +123,9 @@ def test_what_could_not_be_fetched_is_tried_from_the_next_place_once() -> None:
         tried.append((start.restore.source, start.restore.step))
         story.exits(2, code=77, note="restore_failed")
         story.decides()
-        story.stops().judged("restore_failed", "storage")
+        story.stops().judged("restore_failed", "storage", node="n2")
+        assert story.incident.node == ("n2" if start.restore.source is Source.STORE else None)
+    assert not story.state.nodes["n2"].excluded
     assert tried == [(Source.PEER, 30), (Source.DISK, 30), (Source.STORE, 20)]
 
 
@@ -168,7 +170,10 @@ def test_nodes_are_told_once_where_their_copies_go_and_again_when_that_moves() -
     told = story.decides_one()
     assert told.action == Pair(attempt=1, buddies={"n1": "n2:8"})
     story.done(told).joins("n1", incarnation="i1", attempt=1, replica_address="n1:7")
-    assert story.decides_one().action == Pair(attempt=1, buddies={"n1": "n2:8"})
+    told = story.decides_one()
+    assert told.action == Pair(attempt=1, buddies={"n1": "n2:8"})
+    story.done(told).says(ev.Replicated(node="n2", address="", replicas=()))
+    assert story.decides() == [], "it starts again, and says so soon"
 
 
 def test_without_the_tier_nobody_is_told_anything() -> None:
