@@ -111,7 +111,10 @@ class Node:
                     self._set_buddy(order.get("address"))
                 case "fetch":
                     wanted = Order.from_json(order, self._folder)
+                    self._fetcher.accept(wanted)
                     self._fetches.submit(self._fetch, wanted)
+                case "give_up":
+                    self._fetcher.give_up(checked.number(order.get("id"), "id"))
                 case "clear":
                     self._peers.clear()
                 case other:
@@ -136,8 +139,9 @@ class Node:
         if not self._disk.needs(name_of(staged)):
             return 0
         offer = snapshot.offer(staged.index)
-        with self._disk.room_for(offer):
-            self._disk.keep(offer, FileSource(snapshot, staged.index, offer, self._pace))
+        source = FileSource(snapshot, staged.index, offer, self._pace)
+        with self._disk.room_for(offer) as share:
+            self._disk.keep(offer, source, share)
         return offer.total
 
     def _fetch(self, order: Order) -> None:
