@@ -48,7 +48,7 @@ def index(found: Mapping[str, Any]) -> dict[str, Any]:
         "data_crc64": checked.crc(found["data_crc64"], "data_crc64"),
         "skeleton": found["skeleton"],
         "skeleton_crc64": checked.crc(found["skeleton_crc64"], "skeleton_crc64"),
-        "local_skeleton": found["local_skeleton"],
+        "local_skeleton": lengthen(found["local_skeleton"]),
         "extents": extents,
     }
 

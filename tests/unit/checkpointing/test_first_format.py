@@ -12,7 +12,6 @@ from checkpointing.manifest import read_index, read_manifest
 from checkpointing.resolver import list_commits
 from checkpointing.restore import Point, restore_from_store
 from checkpointing.sharded import Sharded
-from checkpointing.skeletons import lengthen
 from checkpointing.store.directory import DirectoryStore
 from checkpointing.verify import verify
 from tests.unit.checkpointing.saved import save
@@ -69,4 +68,4 @@ def test_what_is_saved_now_is_the_same(store: DirectoryStore) -> None:
     for shards in zip(manifests[0].shards, manifests[1].shards, strict=True):
         indexes = [read_index(store, shard.index_key, shard.index_crc64) for shard in shards]
         assert indexes[0].extents == indexes[1].extents
-        assert indexes[0].local_skeleton == lengthen(indexes[1].local_skeleton)
+        assert indexes[0].local_skeleton == indexes[1].local_skeleton
