@@ -64,8 +64,7 @@ def dtype_of(leaf: Any) -> str:
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """Return the shape of what is held here."""
-    leaf = plain(leaf)
-    return tuple(int(size) for size in leaf.shape)
+    return tuple(plain(leaf).shape)
 
 
 def nbytes_of(leaf: Any) -> int:
