@@ -58,6 +58,11 @@ class Saver:
         """Whether the state after `step` is staged, and for the store if these tiers name it."""
         return self.staged_step == step and tiers & Tier.STORE in self._staged_tiers
 
+    @property
+    def stager(self) -> Stager:
+        """What copies the states."""
+        return self._stager
+
     def prepare(self, state: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Take the memory before the first step, or end the process with the numbers."""
         if self._overlaps:

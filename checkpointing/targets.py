@@ -1,0 +1,186 @@
+"""The leaves of a live state, and what of a checkpoint fills each of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from checkpointing import leaves as leaf_bytes
+from checkpointing.boxes import Box, whole
+from checkpointing.checksum import crc64
+from checkpointing.errors import RestoreFailed
+from checkpointing.plan import Extent
+from checkpointing.sharded import as_sharded, is_sharded
+from checkpointing.sources import Part, Wanted
+from checkpointing.stage.crew import Crew, Task
+from checkpointing.tree import Flat, Node, named_leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One half of a checkpoint: the state, or this rank's own.
+
+    Attributes:
+        skeleton: Its structure and Python values.
+        pieces: By tensor, what is stored of it and in which object.
+    """
+
+    skeleton: Node
+    pieces: Mapping[str, Sequence[tuple[Extent, str]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A leaf of the live state and what fills it.
+
+    Attributes:
+        leaf: The leaf; a new one where the state has none or one that cannot be written.
+        like: What is stored of it, for dtype and shape of the whole.
+        out: The bytes to fill: the leaf's own, or room to be copied from (`is_scratch`).
+        wanted: The one stored piece that it equals, else nothing.
+        parts: What else of stored pieces makes it up.
+    """
+
+    name: str
+    kind: str
+    leaf: Any
+    like: Extent
+    out: leaf_bytes.Bytes
+    is_scratch: bool
+    wanted: tuple[Wanted, ...]
+    parts: tuple[Part, ...]
+
+    def is_in(self, leaf: Any) -> bool:
+        """Tell whether what was filled is the memory of this leaf."""
+        held = leaf_bytes.bytes_of(leaf)
+        if self.is_scratch or held is None or held.nbytes != self.out.nbytes:
+            return False
+        return not held.nbytes or bool(held.ctypes.data == self.out.ctypes.data)
+
+    @property
+    def crc64(self) -> int:
+        """What the filled leaf must have."""
+        return self.wanted[0].extent.crc64 if self.wanted else crc64(self.out.data)
+
+
+def targets_of(saved: Saved, flat: Flat) -> list[Target]:
+    """Return what each leaf of the checkpoint fills, from its exact piece or from parts."""
+    found = []
+    for name, kind in named_leaves(saved.skeleton):
+        if not saved.pieces.get(name):
+            raise RestoreFailed(f"{name}: named by the checkpoint but not in it")
+        found.append(_target(name, kind, saved.pieces[name], flat.leaves.get(name)))
+    return found
+
+
+def _target(name: str, kind: str, pieces: Sequence[tuple[Extent, str]], leaf: Any) -> Target:
+    like = pieces[0][0]
+    if leaf is None and kind == "shard":
+        raise RestoreFailed(
+            f"{name}: sharded in the checkpoint, and the state does not say which piece of it this "
+            "rank has; create it before the restore"
+        )
+    if leaf is None or (isinstance(leaf, np.ndarray) and not leaf.flags.writeable):
+        leaf = leaf_bytes.empty(kind, like.dtype, like.shape)
+    _same(name, kind, like, leaf)
+    out = leaf_bytes.bytes_of(leaf)
+    is_scratch = out is None
+    if out is None:
+        out = np.empty(leaf_bytes.nbytes_of(leaf), dtype=np.uint8)
+    box = _box_of(leaf)
+    exact = next((piece for piece in pieces if piece[0].box == box), None)
+    wanted = (Wanted(extent=exact[0], key=exact[1], out=out),) if exact else ()
+    parts = () if exact else _parts(pieces, box, out)
+    held = box.volume if exact else sum(part.box.volume for part in parts)
+    if held != box.volume:
+        raise RestoreFailed(f"{name}: {held} of {box.volume} elements are stored")
+    return Target(
+        name=name,
+        kind=kind,
+        leaf=leaf,
+        like=like,
+        out=out,
+        is_scratch=is_scratch,
+        wanted=wanted,
+        parts=parts,
+    )
+
+
+def _parts(
+    pieces: Sequence[tuple[Extent, str]], box: Box, out: leaf_bytes.Bytes
+) -> tuple[Part, ...]:
+    """Return what of each stored piece lies in the box that is wanted."""
+    found = []
+    for extent, key in pieces:
+        common = extent.box.overlap(box)
+        if common is None:
+            continue
+        items = out.view(f"V{extent.nbytes // extent.box.volume}").reshape(box.shape)
+        place = items[common.inside(box).slices()]
+        found.append(Part(extent=extent, key=key, box=common.inside(extent.box), out=place))
+    return tuple(found)
+
+
+def _box_of(leaf: Any) -> Box:
+    return as_sharded(leaf).box if is_sharded(leaf) else whole(leaf_bytes.shape_of(leaf))
+
+
+def _same(name: str, kind: str, extent: Extent, leaf: Any) -> None:
+    """Check that a leaf is of the stored kind; a piece is one of a tensor as well."""
+    found_kind = "ndarray" if isinstance(leaf_bytes.plain(leaf), np.ndarray) else "tensor"
+    kind = found_kind if kind == "shard" else kind
+    shape = as_sharded(leaf).shape if is_sharded(leaf) else leaf_bytes.shape_of(leaf)
+    saved = (kind, extent.dtype, extent.global_shape)
+    found = (found_kind, leaf_bytes.dtype_of(leaf), shape)
+    if saved != found:
+        raise RestoreFailed(
+            f"{name}: saved as {saved[0]} {saved[1]} {list(saved[2])}, "
+            f"the state has {found[0]} {found[1]} {list(found[2])}; nothing is cast"
+        )
+
+
+def verify(targets: Sequence[Target], flat: Flat, doubted: Sequence[Target], crew: Crew) -> None:
+    """Check what the state made of it: some `load_state_dict` cast, some drop.
+
+    Args:
+        targets: What was filled, and summed on its way.
+        flat: The state now.
+        doubted: Of which the bytes may have changed since; so may those that lie elsewhere now.
+        crew: The threads that sum.
+
+    Raises:
+        RestoreFailed: Something is missing, or not what was read.
+    """
+    doubts = {id(target) for target in doubted}
+    sums: list[Task] = []
+    changed: list[str] = []
+
+    def compare(target: Target, leaf: Any) -> None:
+        if leaf_bytes.crc_of(leaf) != target.crc64:
+            changed.append(target.name)
+
+    for target in targets:
+        leaf = flat.leaves.get(target.name)
+        if leaf is None:
+            raise RestoreFailed(f"{target.name}: was saved, and the state did not take it")
+        _same(target.name, target.kind, target.like, leaf)
+        if id(target) in doubts or not target.is_in(leaf):
+            sums.append(partial(compare, target, leaf))
+    crew.run(sums)
+    if changed:
+        raise RestoreFailed(f"{min(changed)}: the state changed it while taking it")
+
+
+def overlapping(targets: Sequence[Target]) -> set[int]:
+    """Return (by `id`) what has memory in common with another: one may have overwritten it."""
+    spans = sorted((int(t.out.ctypes.data), t.out.nbytes, id(t)) for t in targets if t.out.nbytes)
+    found: set[int] = set()
+    end = last = 0
+    for begin, nbytes, target in spans:
+        if begin < end:
+            found |= {last, target}
+        if begin + nbytes > end:
+            end, last = begin + nbytes, target
+    return found
