@@ -12,7 +12,7 @@ from checkpointing.sharded import Sharded, is_sharded
 
 Bytes = NDArray[np.uint8]
 BLOCK: Final = 16 << 20
-CHUNK: Final = 1 << 20
+CHUNK: Final = 512 << 10
 """Copied and summed piece by piece, while it is in the cache of a core."""
 
 

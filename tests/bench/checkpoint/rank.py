@@ -119,13 +119,28 @@ class Rank:
             self._step_done(save=False)
         return {"saved_at": saved_at, "times": times}
 
-    def restore_memory(self, step: int) -> float:
-        """Restore from the own arena into a state that was wiped."""
-        training, arena = self._training, Path(os.environ["EVERSTEP_ARENA"])
+    def restore_memory(self, step: int, mapped: bool) -> float:
+        """Restore from the own arena into a state that was wiped.
+
+        Args:
+            step: Which one.
+            mapped: Use the mapping that saves go to, as a training script does; not a new one.
+        """
+        assert self._ck is not None
+        assert self._ck._saver is not None
+        training, stager = self._training, self._ck._saver.stager
+        arena = stager.arena() if mapped else None
         self._wipe()
         begun = together()
-        who = (training.rank, training.world)
-        restore_from_memory(arena, Point(step=step, attempt=1), *who, training.state, None)
+        restore_from_memory(
+            arena or Path(os.environ["EVERSTEP_ARENA"]),
+            Point(step=step, attempt=1),
+            training.rank,
+            training.world,
+            training.state,
+            None,
+            stager.crew,
+        )
         took = time.perf_counter() - begun
         self._check()
         return took
