@@ -145,14 +145,14 @@ class Rank:
         self._check()
         return took
 
-    def restore_store(self, step: int) -> float:
-        """Restore from the store into a state that was wiped."""
+    def restore_store(self, step: int) -> tuple[float, float]:
+        """Restore from the store into a state that was wiped; seconds and CPU seconds."""
         training = self._training
         if self._store is None:
             self._store = open_store(StoreConfig.from_json(os.environ["EVERSTEP_STORE"]))
             self._store.list("")  # makes the connection, as the peer's is made
         self._wipe()
-        begun = together()
+        begun, used = together(), time.process_time()
         restore_from_store(
             self._store,
             os.environ["EVERSTEP_RUN"],
@@ -162,12 +162,12 @@ class Rank:
             training.state,
             None,
         )
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - begun, time.process_time() - used
         self._check()
         return took
 
-    def raw_get(self, bucket: str, keys: list[str], ranged: bool) -> float:
-        """Get this rank's object with boto3 into warm memory, unverified."""
+    def raw_get(self, bucket: str, keys: list[str], ranged: bool) -> tuple[float, float]:
+        """Get this rank's object with boto3 into warm memory, unverified; seconds, CPU seconds."""
         config = StoreConfig.from_json(os.environ["EVERSTEP_STORE"])
         client = boto3.client(
             "s3",
@@ -194,9 +194,9 @@ class Rank:
 
         with ThreadPoolExecutor(_GET_THREADS if ranged else 1) as pool:
             list(pool.map(lambda _: client.list_objects_v2(Bucket=bucket, MaxKeys=1), range(8)))
-            begun = together()
+            begun, used = together(), time.process_time()
             list(pool.map(get, range(0, nbytes, piece)))
-            return time.perf_counter() - begun
+            return time.perf_counter() - begun, time.process_time() - used
 
     def _step_done(self, *, save: bool) -> None:
         assert self._ck is not None
