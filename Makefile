@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 # Both create .venv on first use; PYTHON=python3.12 chooses the interpreter.
 PYTHON ?= python3
+# Most of the tests wait for real processes: two files at a time take little more than half as long.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -16,11 +18,11 @@ demo: $(INSTALLED) ## train a real MoE, break it three times, prove that nothing
 
 test: $(INSTALLED) ## run every test that this machine can run
 	@sh deploy/bootstrap.sh packages
-	$(BIN)/python -m pytest -m "not chaos or brief" $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not chaos or brief" $(TESTS)
 
-chaos: $(INSTALLED) ## break a real Slurm in every way of tests/chaos, about 8 minutes
+chaos: $(INSTALLED) ## break a real Slurm and a real S3 server in every way, about 20 minutes
 	@sh deploy/bootstrap.sh packages
-	$(BIN)/python -m pytest -m chaos tests/chaos $(TESTS)
+	$(BIN)/python -m pytest -m chaos tests/chaos tests/faults $(TESTS)
 
 check: $(INSTALLED) ## lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from checkpointing.environment import RankEnvironment
+from checkpointing.environment import OnOtherWorld, RankEnvironment
 from checkpointing.errors import StageBusy
 from checkpointing.heartbeat import SLOW_PHASE, Heartbeat
-from checkpointing.restoring import OnOtherWorld, bring
+from checkpointing.restoring import bring
 from checkpointing.saving import SNAPSHOT_WAIT_S, WAIT_S, Saver, State, value_of
 from checkpointing.slot import Phase
 from checkpointing.tiers import EVERYWHERE, due
@@ -80,7 +80,7 @@ class Checkpointer:
         self,
         state: State,
         local: State | None = None,
-        on_other_world: OnOtherWorld = "refuse",
+        on_other_world: OnOtherWorld | None = None,
     ) -> int:
         """Bring the state to the checkpoint that this attempt starts from.
 
@@ -91,20 +91,22 @@ class Checkpointer:
             state: Alike on all ranks.
             local: This rank's own, as random states and the place in the data.
             on_other_world: What to do about `local` when another number of ranks saved the
-                checkpoint: `refuse` it, or leave `local` as it is, `fresh`.
+                checkpoint: `refuse` it, or leave `local` as it is, `fresh`; None for what the run's
+                file says, which is to refuse it unless told.
 
         Returns:
             Number of finished steps; 0 for a fresh start.
 
         Raises:
-            SystemExit: With `RESTORE_FAILED_EXIT` or `STAGE_REFUSED_EXIT`, after one line on
-                standard error.
+            SystemExit: With `RESTORE_FAILED_EXIT`, `CHECKPOINT_DAMAGED_EXIT` or
+                `STAGE_REFUSED_EXIT`, after one line on standard error.
         """
         if self._env is None or self._heart is None or self._saver is None:
             return 0
         self._heart.beat(Phase.RESTORE, SLOW_PHASE)
         whole, own = value_of(state), value_of(local) if local is not None else None
-        step = bring(self._env, self._saver.stager, (state, local), (whole, own), on_other_world)
+        fresh = on_other_world or self._env.on_other_world
+        step = bring(self._env, self._saver.stager, (state, local), (whole, own), fresh)
         self._saver.prepare(whole, own)
         self._heart.note(step=-1 if step is None else step)
         self._heart.go()

@@ -1,16 +1,18 @@
 """Turns the uploads of all ranks into a committed checkpoint, or says why not."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+import numpy as np
+
 from checkpointing import keys
-from checkpointing.boxes import Box, gap
+from checkpointing.alike import ranks_text, replicas
 from checkpointing.errors import CommitRefused, ManifestInvalid, ObjectMissing, StoreUnavailable
+from checkpointing.extents import LOCAL, SHARD, Extents, join
 from checkpointing.manifest import Index, Manifest, Shard, read_index, read_manifest
-from checkpointing.plan import Extent
+from checkpointing.pieces import Pieces
 from checkpointing.store.base import ObjectStore
 
 _THREADS: Final = 8
@@ -74,10 +76,10 @@ def commit(
         CommitRefused: The uploads do not make one consistent checkpoint.
         StoreError: The store could not be asked.
     """
-    _all_ranks(uploads, world)
+    _allranks_text(uploads, world)
     ordered = sorted(uploads, key=lambda upload: upload.rank)
     indexes = _each(lambda upload: _index(store, run, step, attempt, world, upload), ordered)
-    tensors = (*_replicas(indexes), *_pieces(indexes))
+    tensors = join([replicas(indexes), _pieces(indexes)])
     for index in indexes:
         _object_is_covered(index)
     _each(lambda index: _object_exists(store, index), indexes)
@@ -129,11 +131,11 @@ def _write(store: ObjectStore, manifest: Manifest) -> CommitOutcome:
     return outcome(committed=True, already=True, why="committed before by another writer")
 
 
-def _all_ranks(uploads: Sequence[UploadRecord], world: int) -> None:
+def _allranks_text(uploads: Sequence[UploadRecord], world: int) -> None:
     reported = [upload.rank for upload in uploads]
     missing = sorted(set(range(world)) - set(reported))
     if missing:
-        raise CommitRefused(f"no upload from {_ranks(missing)} of {world}")
+        raise CommitRefused(f"no upload from {ranks_text(missing)} of {world}")
     if len(reported) != world:
         raise CommitRefused(f"{len(reported)} uploads for {world} ranks")
 
@@ -155,106 +157,38 @@ def _index(
     return index
 
 
-def _replicas(indexes: Sequence[Index]) -> tuple[Extent, ...]:
-    """Check that all ranks staged the same state and one uploads each tensor; return those."""
-    crcs = {index.skeleton_crc64 for index in indexes}
-    if len(crcs) > 1:
-        ranks = [i.rank for i in indexes if i.skeleton_crc64 != indexes[0].skeleton_crc64]
-        raise CommitRefused(
-            f"structure or Python values of the replicated state differ between rank 0 and "
-            f"{_ranks(ranks)}"
-        )
-    by_name: dict[str, list[tuple[int, Extent]]] = defaultdict(list)
-    for index in indexes:
-        for extent in index.extents:
-            if extent.kind == "replica":
-                by_name[extent.name].append((index.rank, extent))
-    return tuple(_replica(name, copies, len(indexes)) for name, copies in by_name.items())
-
-
-def _replica(name: str, copies: list[tuple[int, Extent]], world: int) -> Extent:
-    ranks = [rank for rank, _ in copies]
-    if sorted(ranks) != list(range(world)):
-        absent = sorted(set(range(world)) - set(ranks))
-        raise CommitRefused(f"{name}: not exactly once on every rank (absent: {_ranks(absent)})")
-    for what, values in (
-        ("owner", [extent.owner for _, extent in copies]),
-        ("dtype", [extent.dtype for _, extent in copies]),
-        ("shape", [extent.shape for _, extent in copies]),
-        ("content", [extent.crc64 for _, extent in copies]),
-    ):
-        _agree(name, what, ranks, values)
-    uploaded = [(rank, extent) for rank, extent in copies if extent.offset >= 0]
-    if [rank for rank, _ in uploaded] != [copies[0][1].owner]:
-        holders = _ranks([rank for rank, _ in uploaded])
-        raise CommitRefused(f"{name}: uploaded by {holders}, not by its owner alone")
-    return uploaded[0][1]
-
-
-def _pieces(indexes: Sequence[Index]) -> tuple[Extent, ...]:
+def _pieces(indexes: Sequence[Index]) -> Extents:
     """Check that the pieces of each sharded tensor make it whole, once; return what is uploaded."""
-    by_name: dict[str, list[tuple[int, Extent]]] = defaultdict(list)
-    for index in indexes:
-        for extent in index.extents:
-            if extent.kind == "shard":
-                by_name[extent.name].append((index.rank, extent))
-    return tuple(piece for name, found in by_name.items() for piece in _whole(name, found))
-
-
-def _whole(name: str, found: list[tuple[int, Extent]]) -> list[Extent]:
-    ranks = [rank for rank, _ in found]
-    _agree(name, "dtype", ranks, [extent.dtype for _, extent in found])
-    _agree(name, "shape of the whole", ranks, [extent.whole for _, extent in found])
-    by_box: dict[Box, list[tuple[int, Extent]]] = defaultdict(list)
-    for rank, extent in found:
-        if extent.nbytes:
-            by_box[extent.box].append((rank, extent))
-    chosen = []
-    for box, copies in by_box.items():
-        holders = [rank for rank, _ in copies]
-        _agree(f"{name} at {box.start}", "content", holders, [e.crc64 for _, e in copies])
-        uploaded = [extent for _, extent in copies if extent.offset >= 0]
-        if not uploaded:
-            raise CommitRefused(f"{name} at {box.start}: on {_ranks(holders)}, uploaded by nobody")
-        # Several upload it when its mesh does not tell: that of FSDP does not know those of TP.
-        chosen.append(uploaded[0])
-    problem = gap(list(by_box), found[0][1].whole)
-    if problem:
-        raise CommitRefused(f"{name}: its pieces do not make it whole: {problem}")
-    if not chosen:  # a tensor without elements has to be known all the same
-        chosen = [extent for _, extent in found if extent.offset >= 0][:1]
-    return chosen
-
-
-def _agree(name: str, what: str, ranks: Sequence[int], values: Sequence[object]) -> None:
-    groups: dict[object, list[int]] = defaultdict(list)
-    for rank, value in zip(ranks, values, strict=True):
-        groups[value].append(rank)
-    if len(groups) > 1:
-        sides = sorted(groups.values(), key=len, reverse=True)
-        raise CommitRefused(f"{name}: {what} differs: {' against '.join(map(_ranks, sides))}")
+    columns = [Extents.of(index.extents) for index in indexes]
+    found = join([own.rows(own.kind == SHARD) for own in columns])
+    counts = [int((own.kind == SHARD).sum()) for own in columns]
+    holder = np.repeat([index.rank for index in indexes], counts).tolist()
+    return found.rows(np.array(Pieces(found, holder).chosen(), np.intp))
 
 
 def _object_is_covered(index: Index) -> None:
     """Check that a rank's extents fill its object exactly once, its own state among them."""
-    lost = [extent.name for extent in index.extents if extent.kind == "local" and extent.offset < 0]
-    if lost:
-        raise CommitRefused(f"{lost[0]}: own state of rank {index.rank}, uploaded by nobody")
-    end = 0
-    for extent in sorted((e for e in index.extents if e.offset >= 0), key=_place):
-        if extent.offset != end or extent.owner != index.rank:
-            raise CommitRefused(
-                f"{extent.name}: at byte {extent.offset} of rank {index.rank}, expected {end}"
-            )
-        end += extent.nbytes
-    if end != index.data_nbytes:
+    extents = Extents.of(index.extents)
+    lost = (extents.kind == LOCAL) & (extents.offset < 0)
+    if lost.any():
+        name = extents.names[int(np.argmax(lost))]
+        raise CommitRefused(f"{name}: own state of rank {index.rank}, uploaded by nobody")
+    stored = np.flatnonzero(extents.offset >= 0)
+    sizes = extents.nbytes
+    stored = stored[np.lexsort((sizes[stored], extents.offset[stored]))]
+    expected = np.cumsum(sizes[stored]) - sizes[stored]
+    wrong = (extents.offset[stored] != expected) | (extents.owner[stored] != index.rank)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        number = int(stored[place])
+        raise CommitRefused(
+            f"{extents.names[number]}: at byte {extents.offset[number]} of rank {index.rank}, "
+            f"expected {expected[place]}"
+        )
+    if (end := int(sizes[stored].sum())) != index.data_nbytes:
         raise CommitRefused(
             f"rank {index.rank}: extents end at byte {end} of an object of {index.data_nbytes}"
         )
-
-
-def _place(extent: Extent) -> tuple[int, int]:
-    return extent.offset, extent.nbytes
 
 
 def _object_exists(store: ObjectStore, index: Index) -> None:
@@ -285,8 +219,3 @@ def _shard(upload: UploadRecord, index: Index) -> Shard:
 def _each(action: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="commit") as pool:
         return list(pool.map(action, items))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}" if ranks else "no rank"

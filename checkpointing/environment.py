@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from checkpointing.tiers import Rhythm
+
+OnOtherWorld = Literal["refuse", "fresh"]
+"""What becomes of a rank's own state when another number of ranks saved it."""
 
 
 class StagePolicy(StrEnum):
@@ -33,6 +37,7 @@ class RankEnvironment:
         local_world: Number of ranks on this node.
         policy: What a save does when the uploads before it still run.
         policy_wait_s: The longest that `StagePolicy.WAIT` holds training up.
+        on_other_world: `refuse` or `fresh`, see `Checkpointer.restore`.
         stage_debug: Check that nothing changes while it is copied beside training.
         rhythm: How often snapshots go elsewhere than to the store.
     """
@@ -49,6 +54,7 @@ class RankEnvironment:
     local_world: int = 1
     policy: StagePolicy = StagePolicy.SKIP
     policy_wait_s: float = 60.0
+    on_other_world: OnOtherWorld = "refuse"
     stage_debug: bool = False
     rhythm: Rhythm = field(default_factory=Rhythm)
 
@@ -70,6 +76,9 @@ class RankEnvironment:
             local_world=int(environ.get("LOCAL_WORLD_SIZE", "1")),
             policy=StagePolicy(environ.get("EVERSTEP_STAGE_POLICY", "skip")),
             policy_wait_s=float(environ.get("EVERSTEP_STAGE_WAIT_S", "60")),
+            on_other_world="fresh"
+            if environ.get("EVERSTEP_ON_OTHER_WORLD") == "fresh"
+            else "refuse",
             stage_debug=environ.get("EVERSTEP_STAGE_DEBUG", "") not in ("", "0"),
             rhythm=Rhythm(
                 memory=int(environ.get("EVERSTEP_MEMORY_STEPS", "0")),

@@ -15,16 +15,22 @@ CheckpointingError
 |   |-- StageRefused                not enough memory, found out before step 1
 |   |-- StageBusy                   both slots are still needed
 |   `-- ArenaInvalid                the file is not an arena that this version can read
+|-- ReplicaError                    a copy to or from another node or a disk did not succeed
+|   `-- ReplicaCorrupt              what came is not what was promised
 |-- SlotInvalid                     the file is not a slot that this version can read
 |-- ManifestInvalid                 a manifest or an index fails its own check
 |-- CommitRefused                   the parts of a checkpoint do not fit together
 `-- RestoreFailed                   the wanted checkpoint cannot be restored, bit for bit
+    `-- CheckpointDamaged           what the store holds of it is not what was committed
 """
 
 from typing import Final
 
 RESTORE_FAILED_EXIT: Final = 77
 """Exit code of a rank that was told to restore and could not."""
+
+CHECKPOINT_DAMAGED_EXIT: Final = 79
+"""The same, where what the store holds of the checkpoint is not what was committed."""
 
 STAGE_REFUSED_EXIT: Final = 78
 """Exit code of a rank whose state does not fit into the memory for staging."""
@@ -96,6 +102,14 @@ class ArenaInvalid(StageError):
     """The file is not an arena of this format."""
 
 
+class ReplicaError(CheckpointingError):
+    """A snapshot could not be copied to or from another node or a disk."""
+
+
+class ReplicaCorrupt(ReplicaError):
+    """A snapshot, or what describes it, is not what was promised."""
+
+
 class SlotInvalid(CheckpointingError):
     """The file is not a slot of this format."""
 
@@ -110,3 +124,7 @@ class CommitRefused(CheckpointingError):
 
 class RestoreFailed(CheckpointingError):
     """The wanted checkpoint cannot be restored exactly."""
+
+
+class CheckpointDamaged(RestoreFailed):
+    """What the store holds of a committed checkpoint is not what was committed."""

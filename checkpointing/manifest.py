@@ -1,22 +1,25 @@
 """The documents of a checkpoint: an index per rank, and the manifest, whose presence is the commit.
 
-Both are JSON with a CRC of their own content, so that a torn or altered one is known as such.
+Both are JSON with a CRC of their own content, so that a torn or altered one is known as such, and
+gzip when they are long. Those of the first format, with an object for each tensor, are read too.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from checkpointing import keys, parse
+from checkpointing import columns, keys, parse
 from checkpointing.checksum import crc64
 from checkpointing.errors import ManifestInvalid, ObjectMissing
-from checkpointing.plan import Extent
-from checkpointing.sealed import canonical, seal, unseal
+from checkpointing.extents import Extent, Extents
+from checkpointing.sealed import canonical, fetch, seal, unseal
+from checkpointing.skeletons import shorten
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Node
 
-_INDEX: Final = "everstep-index/1"
-_MANIFEST: Final = "everstep-manifest/1"
+_INDEX: Final = ("everstep-index/2", "everstep-index/1")
+_MANIFEST: Final = ("everstep-manifest/2", "everstep-manifest/1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +52,11 @@ class Index:
     skeleton: Node
     skeleton_crc64: int
     local_skeleton: Node
-    extents: tuple[Extent, ...]
+    extents: Sequence[Extent]
 
     def pack(self) -> bytes:
         """Return the stored form; the same index always gives the same bytes."""
-        return seal(_INDEX, _fields(self))
+        return seal(_INDEX[0], _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Index":
@@ -62,7 +65,7 @@ class Index:
         Raises:
             ManifestInvalid: Not an index, or altered.
         """
-        return cls(**parse.index(unseal(_INDEX, packed)))
+        return cls(**parse.index(unseal(packed, *_INDEX)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +108,13 @@ class Manifest:
     nbytes: int
     shards: tuple[Shard, ...]
     skeleton: Node
-    tensors: tuple[Extent, ...]
+    tensors: Sequence[Extent]
     average_of: tuple[tuple[int, int], ...] = ()
     tokens: int | None = None
 
     def pack(self) -> bytes:
         """Return the stored form."""
-        return seal(_MANIFEST, _fields(self))
+        return seal(_MANIFEST[0], _fields(self))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Manifest":
@@ -120,7 +123,7 @@ class Manifest:
         Raises:
             ManifestInvalid: Not a manifest, or altered.
         """
-        found = parse.manifest(unseal(_MANIFEST, packed))
+        found = parse.manifest(unseal(packed, *_MANIFEST))
         shards = tuple(Shard(**shard) for shard in found.pop("shards"))
         return cls(**found, shards=shards)
 
@@ -133,7 +136,7 @@ def read_manifest(store: ObjectStore, key: str) -> Manifest:
         StoreError: Not readable.
     """
     try:
-        manifest = Manifest.unpack(store.get(key))
+        manifest = fetch(store, key, Manifest.unpack)
     except ManifestInvalid as error:
         raise ManifestInvalid(f"{key}: {error}") from error
     own = keys.manifest_key(manifest.run, manifest.step, manifest.attempt)
@@ -165,18 +168,21 @@ def read_index(store: ObjectStore, key: str, crc: int) -> Index:
         ManifestInvalid: Altered, or another one than reported.
         StoreError: Not readable.
     """
-    packed = store.get(key)
-    if crc64(packed) != crc:
-        raise ManifestInvalid(f"{key}: CRC differs from what its writer reported")
-    try:
+
+    def unpack(packed: bytes) -> Index:
+        if crc64(packed) != crc:
+            raise ManifestInvalid("CRC differs from what its writer reported")
         return Index.unpack(packed)
+
+    try:
+        return fetch(store, key, unpack)
     except ManifestInvalid as error:
         raise ManifestInvalid(f"{key}: {error}") from error
 
 
 def skeleton_crc64(skeleton: Node) -> int:
     """Return the CRC by which ranks compare the Python values of a replicated state."""
-    return crc64(canonical(skeleton))
+    return crc64(canonical(shorten(skeleton)))
 
 
 def _fields(document: "Index | Manifest") -> dict[str, Any]:
@@ -184,7 +190,10 @@ def _fields(document: "Index | Manifest") -> dict[str, Any]:
     found = {f.name: getattr(document, f.name) for f in fields(document)}
     for name in ("extents", "tensors"):
         if name in found:
-            found[name] = [extent.to_json() for extent in found[name]]
+            found[name] = columns.to_json(Extents.of(found[name]))
+    for name in ("skeleton", "local_skeleton"):
+        if name in found:
+            found[name] = shorten(found[name])
     if "shards" in found:
         found["shards"] = [asdict(shard) for shard in found["shards"]]
     if not found.get("average_of", True):

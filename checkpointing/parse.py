@@ -4,8 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from checkpointing import checked, keys
-from checkpointing.plan import Extent
+import numpy as np
+from numpy.typing import NDArray
+
+from checkpointing import checked, columns, keys
+from checkpointing.checked_skeleton import state_skeleton
+from checkpointing.extents import LOCAL, SHARD, Extents
+from checkpointing.skeletons import lengthen
 
 _COMMON: Final = frozenset({"run", "step", "attempt", "world", "skeleton"})
 _DATA: Final = frozenset({"data_key", "data_nbytes", "data_crc64"})
@@ -14,7 +19,6 @@ _INDEX: Final = _COMMON | _DATA | {"rank", "skeleton_crc64", "local_skeleton", "
 _MANIFEST: Final = _COMMON | {"write_id", "nbytes", "shards", "tensors"}
 _MOST_STEPS: Final = 10**18 - 1  # as many digits as `keys` reads
 _MOST_ATTEMPTS: Final = 10**9 - 1
-_MOST_RANKS: Final = 1 << 20
 
 
 def index(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,17 +26,17 @@ def index(found: Mapping[str, Any]) -> dict[str, Any]:
     checked.exactly(found, _INDEX, "the index")
     run, step, attempt, world = _place(found)
     rank = checked.number(found["rank"], "rank", most=world - 1)
-    extents = tuple(map(checked.extent, checked.items(found["extents"], "extents")))
-    if len({(extent.kind == "local", extent.name) for extent in extents}) != len(extents):
-        checked.refuse("two extents of one name")
+    extents = _extents(found["extents"], "extents")
+    is_local = extents.kind == LOCAL
+    for half in (is_local, ~is_local):
+        _once([extents.names[n] for n in np.flatnonzero(half).tolist()], "extents")
     data_key, data_nbytes = _data(found, keys.data_prefix(run, step, attempt))
-    for extent in extents:
-        end = extent.offset + extent.nbytes if extent.offset >= 0 else 0
-        if extent.owner >= world or end > data_nbytes:
-            checked.refuse(f"{extent.name!r:.80}: beyond the object of rank {rank}")
+    ends = np.where(extents.offset >= 0, extents.offset + extents.nbytes, 0)
+    _none(extents, (extents.owner >= world) | (ends > data_nbytes), f"the object of rank {rank}")
+    room = sum(map(len, extents.names))
     for name in ("skeleton", "local_skeleton"):
         if found[name] is not None:
-            checked.state_skeleton(found[name], name)
+            state_skeleton(found[name], name, room)
     return {
         "run": run,
         "step": step,
@@ -42,9 +46,9 @@ def index(found: Mapping[str, Any]) -> dict[str, Any]:
         "data_key": data_key,
         "data_nbytes": data_nbytes,
         "data_crc64": checked.crc(found["data_crc64"], "data_crc64"),
-        "skeleton": found["skeleton"],
+        "skeleton": lengthen(found["skeleton"]),
         "skeleton_crc64": checked.crc(found["skeleton_crc64"], "skeleton_crc64"),
-        "local_skeleton": found["local_skeleton"],
+        "local_skeleton": lengthen(found["local_skeleton"]),
         "extents": extents,
     }
 
@@ -63,8 +67,13 @@ def manifest(found: dict[str, Any]) -> dict[str, Any]:
     nbytes = sum(sizes)
     if nbytes != checked.number(found["nbytes"], "nbytes"):
         checked.refuse(f"nbytes, of objects with {nbytes}", found["nbytes"])
-    tensors = tuple(map(checked.extent, checked.items(found["tensors"], "tensors")))
-    _whole(tensors, sizes, checked.state_skeleton(found["skeleton"], "skeleton"))
+    tensors = _extents(found["tensors"], "tensors")
+    _in_objects(tensors, np.array(sizes, np.int64))
+    room = sum(map(len, tensors.names))
+    named = state_skeleton(found["skeleton"], "skeleton", room)
+    if odd := set(tensors.names) ^ named.keys():
+        checked.refuse("the skeleton and the tensors have other names", sorted(odd)[:3])
+    _whole(tensors)
     return {
         "run": run,
         "step": step,
@@ -73,7 +82,7 @@ def manifest(found: dict[str, Any]) -> dict[str, Any]:
         "write_id": checked.text(found["write_id"], "write_id"),
         "nbytes": nbytes,
         "shards": shards,
-        "skeleton": found["skeleton"],
+        "skeleton": lengthen(found["skeleton"]),
         "tensors": tensors,
         "average_of": tuple(map(_of, checked.items(average_of, "average_of"))),
         "tokens": None if tokens is None else checked.number(tokens, "tokens"),
@@ -85,7 +94,7 @@ def _place(found: Mapping[str, Any]) -> tuple[str, int, int, int]:
         checked.run_name(found["run"]),
         checked.number(found["step"], "step", most=_MOST_STEPS),
         checked.number(found["attempt"], "attempt", most=_MOST_ATTEMPTS),
-        checked.number(found["world"], "world", least=1, most=_MOST_RANKS),
+        checked.number(found["world"], "world", least=1, most=checked.MOST_RANKS),
     )
 
 
@@ -112,28 +121,52 @@ def _shard(rank: int, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _whole(tensors: Sequence[Extent], sizes: Sequence[int], named: Mapping[str, str]) -> None:
-    """Check that extents lie in their objects and make up, by name, what the skeleton has."""
+def _extents(raw: object, what: str) -> Extents:
+    """Read columns, or the objects that the first format has instead."""
+    if type(raw) is list:
+        return Extents.of(map(checked.extent, raw))
+    return columns.from_json(raw, what)
+
+
+def _none(extents: Extents, is_wrong: NDArray[np.bool_], what: str) -> None:
+    """Refuse the first extent that is wrong."""
+    if is_wrong.any():
+        name = extents.names[int(np.argmax(is_wrong))]
+        checked.refuse(f"{name!r:.80}: not in {what}")
+
+
+def _once(names: Sequence[str], what: str) -> None:
+    if len(set(names)) != len(names):
+        checked.refuse(f"two {what} of one name")
+
+
+def _in_objects(tensors: Extents, sizes: NDArray[np.int64]) -> None:
+    """Check that each extent lies in the object of its owner."""
+    owner, offset = tensors.owner, tensors.offset
+    is_nowhere = (tensors.kind == LOCAL) | (offset < 0) | (owner < 0) | (owner >= len(sizes))
+    _none(tensors, is_nowhere, "the object of a rank")
+    _none(tensors, offset + tensors.nbytes > sizes[owner], "the bytes of the object of its rank")
+
+
+def _whole(tensors: Extents) -> None:
+    """Check that a tensor is there once, and of one in pieces all elements."""
+    is_shard = tensors.kind == SHARD
+    whole = [tensors.names[n] for n in np.flatnonzero(~is_shard).tolist()]
+    _once(whole, "tensors")
+    volumes = [math.prod(form.shape) for form in tensors.forms]
+    likes: dict[str, tuple[str, tuple[int, ...]]] = {}
     held: dict[str, int] = {}
-    first: dict[str, Extent] = {}
-    for extent in tensors:
-        place = extent.owner if extent.offset >= 0 else -1
-        if not 0 <= place < len(sizes) or extent.kind == "local":
-            checked.refuse(f"{extent.name!r:.80}: in the object of no rank")
-        if extent.offset + extent.nbytes > sizes[place]:
-            checked.refuse(f"{extent.name!r:.80}: beyond the object of rank {place}")
-        like = first.setdefault(extent.name, extent)
-        if like is not extent and (extent.kind, extent.dtype, extent.whole) != (
-            "shard",
-            like.dtype,
-            like.whole,
-        ):
-            checked.refuse(f"{extent.name!r:.80}: its pieces do not fit together")
-        held[extent.name] = held.get(extent.name, 0) + math.prod(extent.shape)
-    if odd := first.keys() ^ named.keys():
-        checked.refuse("the skeleton and the tensors have other names", sorted(odd)[:3])
+    pieces = tensors.rows(is_shard)
+    rows = zip(pieces.names, pieces.form.tolist(), pieces.place.tolist(), strict=True)
+    for name, form, place in rows:
+        like = tensors.forms[form].dtype, tensors.places[place].whole
+        if likes.setdefault(name, like) != like:
+            checked.refuse(f"{name!r:.80}: its pieces do not fit together")
+        held[name] = held.get(name, 0) + volumes[form]
+    if not likes.keys().isdisjoint(whole):
+        checked.refuse("tensors that are whole and in pieces")
     for name, elements in held.items():
-        if elements != math.prod(first[name].global_shape):
+        if elements != math.prod(likes[name][1]):
             checked.refuse(f"{name!r:.80}: {elements} of its elements are there")
 
 

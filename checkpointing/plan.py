@@ -5,11 +5,22 @@ import heapq
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
 
 from checkpointing import leaves as leaf_bytes
-from checkpointing.boxes import Box, whole
+from checkpointing.extents import (
+    LOCAL,
+    REPLICA,
+    SHARD,
+    Extent,
+    Extents,
+    Form,
+    Place,
+    join,
+)
 from checkpointing.sharded import Sharded, as_sharded, is_sharded
 from checkpointing.tree import Flat, Node, flatten, unflatten
 
@@ -17,68 +28,6 @@ __all__ = ["Extent", "Flat", "Node", "Plan", "flatten", "make_plan", "owners", "
 
 ALIGN: Final = 4096
 SMALL_ALIGN: Final = 64  # of what is smaller than `ALIGN`: a page for each would be mostly gaps
-Kind = Literal["replica", "shard", "local"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
-    """One tensor's bytes.
-
-    Attributes:
-        name: Path in the state, parts joined by "/".
-        kind: `replica`, alike on all ranks; `shard`, a piece of a tensor that is spread over the
-            ranks; or `local`, this rank's own.
-        owner: Rank that uploads it; -1 for a piece that another rank with the same one uploads.
-        dtype: Name of the element type.
-        shape: Shape of the tensor, or of the piece.
-        offset: Where it begins: in the slot's extent area, or in an index in the uploaded object
-            (-1 there when another rank uploads it).
-        nbytes: Length.
-        crc64: CRC64NVME of the bytes.
-        whole: Shape of the whole tensor that a `shard` is a piece of, () for other kinds.
-        start: Where it begins in the whole, () for other kinds.
-        blocks: CRC64NVME of each `leaves.BLOCK` bytes of a larger one, for who reads a part.
-    """
-
-    name: str
-    kind: Kind
-    owner: int
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    crc64: int = 0
-    whole: tuple[int, ...] = ()
-    start: tuple[int, ...] = ()
-    blocks: tuple[int, ...] = ()
-
-    @property
-    def box(self) -> Box:
-        """Its place in the whole tensor."""
-        return Box(self.start, self.shape) if self.kind == "shard" else whole(self.shape)
-
-    @property
-    def global_shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
-        return self.whole if self.kind == "shard" else self.shape
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form; not by `asdict`, whose deep copies show in the stall of a save."""
-        value = {name: getattr(self, name) for name in _FIELDS}
-        if self.kind == "shard":
-            value |= {name: getattr(self, name) for name in _SHARD_FIELDS}
-        return value
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Extent":
-        """Read the JSON form."""
-        lists = {name: tuple(fields[name]) for name in _LISTS if name in fields}
-        return cls(**{**fields, **lists})
-
-
-_SHARD_FIELDS: Final = ("whole", "start", "blocks")
-_LISTS: Final = ("shape", *_SHARD_FIELDS)
-_FIELDS: Final = tuple(f.name for f in fields(Extent) if f.name not in _SHARD_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,24 +41,26 @@ class Plan:
     """
 
     structure: str
-    extents: tuple[Extent, ...]
+    extents: Extents
     data_nbytes: int
 
 
 def owners(sizes: Mapping[str, int], world: int) -> dict[str, int]:
     """Spread names over ranks so that the bytes are balanced; the same on every rank."""
+    if world == 1:
+        return dict.fromkeys(sizes, 0)
     load = [(0, rank) for rank in range(world)]
     chosen = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        nbytes, rank = heapq.heappop(load)
+        nbytes, rank = load[0]
         chosen[name] = rank
-        heapq.heappush(load, (nbytes + sizes[name], rank))
+        heapq.heapreplace(load, (nbytes + sizes[name], rank))
     return chosen
 
 
 def structure_hash(replica: Flat, local: Flat, rank: int, world: int) -> str:
     """Hash everything that a plan depends on."""
-    return _hash(_forms(replica), _forms(local), rank, world)
+    return _hash(_look_at(replica), _look_at(local), rank, world)
 
 
 def make_plan(replica: Flat, local: Flat, rank: int, world: int) -> Plan:
@@ -118,77 +69,111 @@ def make_plan(replica: Flat, local: Flat, rank: int, world: int) -> Plan:
     Raises:
         TypeError: The rank's own state holds a piece of a tensor that is spread over the ranks.
     """
-    state, own = _forms(replica), _forms(local)
-    odd = next((form.name for form in own if form.piece is not None), None)
-    if odd is not None:
+    state, own = _look_at(replica), _look_at(local)
+    if own.pieces:
+        odd = own.names[min(own.pieces)]
         raise TypeError(f"{odd}: a piece of a sharded tensor belongs to the state, not to `local`")
-    found: list[tuple[_Form, Kind, int]] = []
-    found += [(form, "shard", _uploader(form, rank)) for form in state if form.piece is not None]
-    whole = [form for form in state if form.piece is None]
-    owner = owners({form.name: form.nbytes for form in whole}, world)
-    found += [(form, "replica", owner[form.name]) for form in whole]
-    found += [(form, "local", rank) for form in own]
-    found.sort(key=lambda one: (one[2] != rank, one[1] == "local"))
-    extents, offset = [], 0
-    for form, kind, uploader in found:
-        align = ALIGN if form.nbytes >= ALIGN else SMALL_ALIGN
-        offset = -(-offset // align) * align
-        extents.append(_extent(form, kind, uploader, offset))
-        offset += form.nbytes
+    found = join([_extents(state, REPLICA, rank, world), _extents(own, LOCAL, rank, world)])
+    # A stable order: pieces, then what is replicated, then this rank's own, as they were found.
+    rest = (found.owner != rank).astype(np.int8) * 4
+    kinds = np.array([1, 0, 2], np.int8)[found.kind]
+    ordered = found.rows(np.argsort(rest + kinds, kind="stable"))
+    offsets, end = _offsets(ordered.nbytes.tolist())
     return Plan(
         structure=_hash(state, own, rank, world),
-        extents=tuple(extents),
-        data_nbytes=-(-offset // ALIGN) * ALIGN,
+        extents=ordered.with_columns(offset=np.array(offsets, np.int64)),
+        data_nbytes=-(-end // ALIGN) * ALIGN,
     )
 
 
-class _Form(NamedTuple):
-    """What a plan has to know of a leaf."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaves:
+    """What a plan has to know of the leaves of a state.
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    piece: Sharded | None
+    Attributes:
+        names: One for each.
+        form: Numbers in `forms`.
+        forms: The different ones.
+        pieces: Of those that are pieces, by number.
+    """
+
+    names: list[str]
+    form: list[int]
+    forms: list[Form]
+    pieces: dict[int, Sharded]
 
 
-def _forms(flat: Flat) -> list[_Form]:
-    return [
-        _Form(name, *leaf_bytes.form_of(leaf), as_sharded(leaf) if is_sharded(leaf) else None)
-        for name, leaf in flat.leaves.items()
+def _look_at(flat: Flat) -> _Leaves:
+    seen: dict[tuple[Any, Any], int] = {}
+    forms: dict[Form, int] = {}
+    pieces: dict[int, Sharded] = {}
+    numbers = []
+    for number, leaf in enumerate(flat.leaves.values()):
+        held = leaf
+        if is_sharded(leaf):
+            pieces[number] = as_sharded(leaf)
+            held = pieces[number].local
+        like = held.dtype, held.shape
+        form = seen.get(like)
+        if form is None:
+            form = forms.setdefault(Form(*leaf_bytes.form_of(held)), len(forms))
+            seen[like] = form
+        numbers.append(form)
+    return _Leaves(names=list(flat.leaves), form=numbers, forms=list(forms), pieces=pieces)
+
+
+def _hash(state: _Leaves, own: _Leaves, rank: int, world: int) -> str:
+    held = [
+        [half.names, half.form, half.forms, [(n, _place(p)) for n, p in half.pieces.items()]]
+        for half in (state, own)
     ]
+    return hashlib.sha256(json.dumps([rank, world, held]).encode()).hexdigest()
 
 
-def _hash(state: Sequence[_Form], own: Sequence[_Form], rank: int, world: int) -> str:
-    shapes = [
-        [form.name, form.dtype, form.shape, *_place(form.piece)]
-        for forms in (state, own)
-        for form in forms
-    ]
-    text = json.dumps([rank, world, len(state), shapes])
-    return hashlib.sha256(text.encode()).hexdigest()
+def _place(piece: Sharded) -> list[Any]:
+    return [piece.shape, piece.start, piece.copy, piece.copies]
 
 
-def _place(piece: Sharded | None) -> list[Any]:
-    return [] if piece is None else [piece.shape, piece.start, piece.copy, piece.copies]
+def _extents(leaves: _Leaves, kind: int, rank: int, world: int) -> Extents:
+    """Return one half of a state, not laid out yet."""
+    count, names, pieces = len(leaves.names), leaves.names, leaves.pieces
+    owner, kinds = [rank] * count, np.full(count, kind, np.uint8)
+    place, places = np.full(count, -1, np.int32), dict[Place, int]()
+    for number, piece in pieces.items():
+        owner[number] = _uploader(names[number], piece, rank)
+        place[number] = places.setdefault(Place(piece.shape, piece.start), len(places))
+    if kind == REPLICA:
+        kinds[list(pieces)] = SHARD
+        sizes = [leaves.forms[form].nbytes for form in leaves.form]
+        whole = {n: names[n] for n in range(count) if n not in pieces}
+        chosen = owners({name: sizes[n] for n, name in whole.items()}, world)
+        for number, name in whole.items():
+            owner[number] = chosen[name]
+    return Extents(
+        names=names,
+        kind=kinds,
+        form=np.array(leaves.form, np.int32),
+        place=place,
+        owner=np.array(owner, np.int32),
+        offset=np.zeros(count, np.int64),
+        crc64=np.zeros(count, np.uint64),
+        blocks=np.empty(0, np.uint64),
+        forms=leaves.forms,
+        places=list(places),
+    )
 
 
-def _uploader(form: _Form, rank: int) -> int:
+def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    offsets, end = [], 0
+    for nbytes in sizes:
+        align = ALIGN if nbytes >= ALIGN else SMALL_ALIGN
+        end = -(-end // align) * align
+        offsets.append(end)
+        end += nbytes
+    return offsets, end
+
+
+def _uploader(name: str, piece: Sharded, rank: int) -> int:
     """Of the ranks with the same piece one uploads it, in turn by name."""
-    assert form.piece is not None
-    chosen = zlib.crc32(f"{form.name} {form.piece.start}".encode()) % form.piece.copies
-    return rank if chosen == form.piece.copy else -1
-
-
-def _extent(form: _Form, kind: Kind, owner: int, offset: int) -> Extent:
-    return Extent(
-        name=form.name,
-        kind=kind,
-        owner=owner,
-        dtype=form.dtype,
-        shape=form.piece.box.shape if form.piece else form.shape,
-        offset=offset,
-        nbytes=form.nbytes,
-        whole=form.piece.shape if form.piece else (),
-        start=form.piece.start if form.piece else (),
-    )
+    chosen = zlib.crc32(f"{name} {piece.start}".encode()) % piece.copies
+    return rank if chosen == piece.copy else -1

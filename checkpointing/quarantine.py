@@ -11,7 +11,7 @@ from typing import Final
 
 from checkpointing import checked, keys
 from checkpointing.errors import ManifestInvalid, ObjectMissing
-from checkpointing.sealed import seal, unseal
+from checkpointing.sealed import fetch, seal, unseal
 from checkpointing.store.base import ObjectStore
 
 _FORM: Final = "everstep-quarantine/1"
@@ -55,7 +55,7 @@ class Quarantined:
         Raises:
             ManifestInvalid: Not such a record, or altered.
         """
-        found = unseal(_FORM, packed)
+        found = unseal(packed, _FORM)
         checked.exactly(found, _FIELDS, "the record")
         at = found["at"]
         if type(at) not in (int, float) or not 0 <= at < 1e12:
@@ -119,9 +119,19 @@ def list_quarantined(store: ObjectStore, run: str) -> tuple[Quarantined, ...]:
     return tuple(sorted(found, key=lambda record: record.place, reverse=True))
 
 
+def quarantined_places(store: ObjectStore, run: str) -> frozenset[tuple[int, int]]:
+    """Return (step, attempt) of what is in quarantine, as the keys tell without being read.
+
+    Raises:
+        StoreError: The store could not be asked.
+    """
+    places = (keys.place_of_quarantine(i.key) for i in store.list(keys.quarantine_prefix(run)))
+    return frozenset(place for place in places if place is not None)
+
+
 def _read(store: ObjectStore, run: str, key: str, place: tuple[int, int]) -> Quarantined | None:
     try:
-        record = Quarantined.unpack(store.get(key))
+        record = fetch(store, key, Quarantined.unpack)
     except ObjectMissing:
         return None  # lifted meanwhile
     except ManifestInvalid as error:

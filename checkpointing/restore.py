@@ -3,12 +3,21 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from checkpointing import leaves as leaf_bytes
-from checkpointing.errors import ArenaInvalid, CheckpointingError, RestoreFailed
-from checkpointing.manifest import read_commit, read_index
+from checkpointing.errors import (
+    ArenaInvalid,
+    CheckpointDamaged,
+    CheckpointingError,
+    ManifestInvalid,
+    ObjectCorrupt,
+    ObjectMissing,
+    RestoreFailed,
+)
+from checkpointing.manifest import Manifest, read_commit, read_index
 from checkpointing.optimizer_state import create_missing
 from checkpointing.plan import Extent
 from checkpointing.sources import ArenaSource, Part, Wanted, fill_from_store
@@ -20,6 +29,7 @@ from checkpointing.tree import Node, flatten, is_object, put_back
 
 State = Mapping[str, Any]
 Fill = Callable[[Sequence[Wanted], Sequence[Part]], None]
+_DAMAGE: Final = (ManifestInvalid, ObjectCorrupt, ObjectMissing)
 _NO_STATE: Node = {"t": "dict", "k": [], "v": []}
 
 
@@ -121,14 +131,16 @@ def restore_from_store(
         Number of ranks that saved it.
 
     Raises:
-        RestoreFailed: Not committed, altered, or for another state.
+        CheckpointDamaged: What the store holds is not what was committed.
+        RestoreFailed: Not committed, or for another state.
     """
     try:
-        manifest = read_commit(store, run, point.step, point.attempt)
+        manifest = _committed(store, run, point)
         objects = {shard.rank: shard.data_key for shard in manifest.shards}
         pieces: dict[str, list[tuple[Extent, str]]] = {}
         for extent in manifest.tensors:
             pieces.setdefault(extent.name, []).append((extent, objects[extent.owner]))
+        size_of = partial(_size_of, store)
         own = Saved(skeleton=_NO_STATE, pieces={})
         if fresh_local and world != manifest.world:
             local = None
@@ -140,16 +152,24 @@ def restore_from_store(
             shard = manifest.shards[rank]
             index = read_index(store, shard.index_key, shard.index_crc64)
             mine = {e.name: [(e, shard.data_key)] for e in index.extents if e.kind == "local"}
-            own = Saved(skeleton=index.local_skeleton, pieces=mine)
+            own = Saved(skeleton=index.local_skeleton, pieces=mine, size_of=size_of)
         crew = crew or Crew(1)
         fill = _arena_first(store, arena, point, rank, world, crew)
-        saved = Saved(skeleton=manifest.skeleton, pieces=pieces)
+        saved = Saved(skeleton=manifest.skeleton, pieces=pieces, size_of=size_of)
         _restore((saved, own), (state, local), fill, crew)
         return manifest.world
     except RestoreFailed:
         raise
     except CheckpointingError as error:
-        raise RestoreFailed(f"step {point.step} of attempt {point.attempt}: {error}") from error
+        kind = CheckpointDamaged if isinstance(error, _DAMAGE) else RestoreFailed
+        raise kind(f"step {point.step} of attempt {point.attempt}: {error}") from error
+
+
+def _committed(store: ObjectStore, run: str, point: Point) -> Manifest:
+    try:
+        return read_commit(store, run, point.step, point.attempt)
+    except ObjectMissing as error:  # of something that it names this would be a damage
+        raise RestoreFailed(str(error)) from error
 
 
 def _arena_first(
@@ -187,6 +207,11 @@ def _opened(own: Path | MappedArena | None) -> Iterator[MappedArena | None]:
         yield arena
     finally:
         arena.close()
+
+
+def _size_of(store: ObjectStore, key: str) -> int:
+    info = store.head(key)
+    return info.nbytes if info is not None else 0
 
 
 def _slot(arena: MappedArena, point: Point, rank: int, world: int) -> ArenaSource | None:

@@ -3,18 +3,21 @@
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from checkpointing.environment import RankEnvironment
-from checkpointing.errors import RESTORE_FAILED_EXIT, CheckpointingError, RestoreFailed
+from checkpointing.environment import OnOtherWorld, RankEnvironment
+from checkpointing.errors import (
+    CHECKPOINT_DAMAGED_EXIT,
+    RESTORE_FAILED_EXIT,
+    CheckpointDamaged,
+    CheckpointingError,
+    RestoreFailed,
+)
 from checkpointing.restore import Point, restore_from_memory, restore_from_store
 from checkpointing.saving import State, leave
 from checkpointing.stage.stager import Stager
 from checkpointing.store.base import StoreConfig, open_store
 from checkpointing.tree import flatten
-
-OnOtherWorld = Literal["refuse", "fresh"]
-"""What becomes of a rank's own state when another number of ranks saved it."""
 
 _ERRORS: Final = (CheckpointingError, OSError, ValueError, KeyError, TypeError)
 _log = logging.getLogger(__name__)
@@ -29,7 +32,8 @@ def bring(
 ) -> int | None:
     """Restore what the environment names, and return its step; None for a fresh start.
 
-    What fails ends the process with `RESTORE_FAILED_EXIT`.
+    What fails ends the process with `RESTORE_FAILED_EXIT`, a damaged checkpoint with
+    `CHECKPOINT_DAMAGED_EXIT`.
 
     Args:
         env: What the agent says.
@@ -51,7 +55,9 @@ def bring(
         _reached(sources[0], state)
         _reached(sources[1], local)
     except _ERRORS as error:
-        leave(RESTORE_FAILED_EXIT, f"rank {env.rank}: restore failed: {error}")
+        is_damaged = isinstance(error, CheckpointDamaged)
+        code = CHECKPOINT_DAMAGED_EXIT if is_damaged else RESTORE_FAILED_EXIT
+        leave(code, f"rank {env.rank}: restore failed: {error}")
     return step
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from checkpointing.boxes import Box, row_range
 from checkpointing.checksum import crc64
-from checkpointing.errors import RestoreFailed
+from checkpointing.errors import CheckpointDamaged
 from checkpointing.leaves import CHUNK, Bytes
 from checkpointing.plan import Extent
 from checkpointing.store.base import ObjectStore
@@ -125,7 +125,7 @@ class Row:
         """Fill everything; what was copied is checked, of the others the CRC is in `pieces`.
 
         Raises:
-            RestoreFailed: Bytes do not have their CRC.
+            CheckpointDamaged: Bytes do not have their CRC.
             StoreError: The store could not deliver.
         """
         outs: list[memoryview] = []
@@ -137,6 +137,7 @@ class Row:
                 outs.append(buffers[-1][1].data)
                 pieces.append(None)
                 continue
+            piece.crc64 = 0
             out = piece.item.out[piece.start : piece.start + piece.nbytes].data
             cuts = range(0, piece.nbytes, CHUNK)
             outs += [out[at : at + CHUNK] for at in cuts]
@@ -194,10 +195,10 @@ def check(item: Wanted | Part, crc: int) -> None:
     """Compare the CRC of what was read.
 
     Raises:
-        RestoreFailed: It is not the one that was recorded.
+        CheckpointDamaged: It is not the one that was recorded.
     """
     if crc != item.extent.crc64:
-        raise RestoreFailed(
+        raise CheckpointDamaged(
             f"{item.extent.name}: its bytes in {item.key} fail their CRC "
             f"({crc:016x}, recorded {item.extent.crc64:016x})"
         )

@@ -1,6 +1,7 @@
 """When a state is staged, whether beside training, and what gives way when no slot is free."""
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from checkpointing.slot import Phase
 from checkpointing.stage.arena import StagedSlot
 from checkpointing.stage.guards import Guards
 from checkpointing.stage.stager import Stager
-from checkpointing.tiers import NOWHERE, Rhythm, Tier
+from checkpointing.tiers import EVERYWHERE, NOWHERE, Rhythm, Tier
 
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """A state, or a function that returns it."""
@@ -47,6 +48,8 @@ class Saver:
         self._is_flying = False
         self._is_fencing_script = False
         self._staged_tiers = NOWHERE
+        # Without a store nobody would ever take a slot that waits for it.
+        self._there = EVERYWHERE if environment.store else EVERYWHERE & ~Tier.STORE
         self.staged_step = -1
 
     @property
@@ -56,7 +59,8 @@ class Saver:
 
     def has(self, step: int, tiers: Tier) -> bool:
         """Whether the state after `step` is staged, and for the store if these tiers name it."""
-        return self.staged_step == step and tiers & Tier.STORE in self._staged_tiers
+        wanted = tiers & self._there & Tier.STORE
+        return self.staged_step == step and wanted in self._staged_tiers
 
     @property
     def stager(self) -> Stager:
@@ -104,6 +108,7 @@ class Saver:
         begun = time.monotonic()
         changed = self._stager.join()
         self._heart.note(stall_s=self._heart.reading.stall_s + time.monotonic() - begun)
+        self._note_copy()
         if changed:
             names = ", ".join(changed[:5]) + (" and more" if len(changed) > 5 else "")
             self._lost(f"changed while it was copied beside training: {names}")
@@ -121,6 +126,7 @@ class Saver:
         """Stage a state unless it is already, waiting for a free slot up to `wait_s`."""
         if self.has(step, tiers):
             return
+        tiers &= self._there
         is_regular = wait_s == 0
         replaces = is_regular and self._env.policy is StagePolicy.REPLACE
         if is_regular and self._env.policy is StagePolicy.WAIT:
@@ -157,8 +163,11 @@ class Saver:
             self._heart.note(
                 saves=reading.saves + 1,
                 stall_s=time.monotonic() - begun,
+                saved_step=step,
+                saved_tokens=reading.tokens if reading.step == step else 0,
                 dropped_saves=reading.dropped_saves + (dropped is not None),
             )
+            self._note_copy()
 
     def _copy(
         self,
@@ -182,11 +191,16 @@ class Saver:
     def _lost(self, why: str) -> None:
         step, self.staged_step = self.staged_step, -1
         self._overlaps = False
-        self._heart.note(dropped_saves=self._heart.reading.dropped_saves + 1)
+        self._heart.note(dropped_saves=self._heart.reading.dropped_saves + 1, saved_step=-1)
         text = f"the save of step {step} does not count: {why}"
         if self._env.stage_debug:
             raise StageError(text)
         _log.warning("rank %d: %s; saves are no longer overlapped", self._env.rank, text)
+
+    def _note_copy(self) -> None:
+        copied = self._stager.copied
+        nbytes, seconds = copied if copied is not None else (0, math.nan)
+        self._heart.note(stage_s=seconds, staged_nbytes=nbytes)
 
     def _skipped(self) -> None:
         self._heart.note(skipped_saves=self._heart.reading.skipped_saves + 1)

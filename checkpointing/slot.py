@@ -16,12 +16,12 @@ from typing import Final
 from checkpointing.errors import SlotInvalid
 from checkpointing.seqlock import Record
 
-_MAGIC: Final = b"EVSTSLT3"
+_MAGIC: Final = b"EVSTSLT4"
 _SIZE: Final = 4096
 _BEAT_AT: Final = 64
 _CONTROL_AT: Final = 2048
-# pid step phase since allowed loss step_s stall_s, five counters, guarded
-_BEAT: Final = "<qqqdddddqqqqqq"
+# pid step phase since allowed loss step_s stall_s stage_s, eight counters, guarded
+_BEAT: Final = "<qqqddddddqqqqqqqqq"
 _CONTROL: Final = "<qqqqq"
 
 
@@ -52,6 +52,10 @@ class SlotReading:
         loss: NaN when not measured.
         step_s: Moving average of the seconds a step takes; NaN before the first.
         stall_s: Seconds that the last save blocked the rank; NaN before the first.
+        stage_s: Seconds until its copy was complete; NaN while it is not.
+        saved_step: Step of the last save; -1 before the first, and when it did not stay.
+        saved_tokens: Tokens trained until then, 0 when not told.
+        staged_nbytes: Bytes that the last complete copy took.
         beats: Number of heartbeats written.
         saves: Saves staged.
         skipped_saves: Saves left out because no slot was free.
@@ -70,6 +74,10 @@ class SlotReading:
     loss: float = float("nan")
     step_s: float = float("nan")
     stall_s: float = float("nan")
+    stage_s: float = float("nan")
+    saved_step: int = -1
+    saved_tokens: int = 0
+    staged_nbytes: int = 0
     beats: int = 0
     saves: int = 0
     skipped_saves: int = 0
@@ -161,6 +169,10 @@ class RankSlot(_Mapped):
             reading.loss,
             reading.step_s,
             reading.stall_s,
+            reading.stage_s,
+            reading.saved_step,
+            reading.saved_tokens,
+            reading.staged_nbytes,
             reading.beats,
             reading.saves,
             reading.skipped_saves,
@@ -178,8 +190,9 @@ class SlotView(_Mapped):
         values = self._beat.read()
         if values is None:
             return None
-        pid, step, phase, since, allowed, loss, step_s, stall_s, *counters = values
-        beats, saves, skipped, dropped, tokens, guarded = (int(value) for value in counters)
+        pid, step, phase, since, allowed, loss, step_s, stall_s, stage_s, *rest = values
+        saved_step, saved_tokens, staged, *counters = (int(value) for value in rest)
+        beats, saves, skipped, dropped, tokens, guarded = counters
         return SlotReading(
             pid=int(pid),
             step=int(step),
@@ -189,6 +202,10 @@ class SlotView(_Mapped):
             loss=float(loss),
             step_s=float(step_s),
             stall_s=float(stall_s),
+            stage_s=float(stage_s),
+            saved_step=saved_step,
+            saved_tokens=saved_tokens,
+            staged_nbytes=staged,
             beats=beats,
             saves=saves,
             skipped_saves=skipped,

@@ -10,10 +10,11 @@ import numpy as np
 
 from checkpointing.boxes import Box, row_range, split, whole
 from checkpointing.checksum import combine, crc64
-from checkpointing.errors import RestoreFailed
+from checkpointing.errors import CheckpointDamaged
 from checkpointing.leaves import BLOCK, Bytes, copy_and_sum
 from checkpointing.plan import Extent
 from checkpointing.rows import Part, Wanted, check, rows, take
+from checkpointing.sealed import twice
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.crew import Crew, Task
 from checkpointing.stage.writer import Meta
@@ -78,13 +79,14 @@ def fill_from_store(
     Of a part are read the blocks that it lies in, since a CRC is known of each of those.
 
     Raises:
-        RestoreFailed: Bytes do not have the CRC that was recorded for them.
+        CheckpointDamaged: Bytes do not have the CRC that was recorded for them.
         StoreError: The store could not deliver.
     """
     jobs = _jobs(wanted, parts)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
         try:
-            cut = [pool.submit(_fill_part, store, part) for one in jobs.parts for part in _cut(one)]
+            parts = [part for one in jobs.parts for part in _cut(one)]
+            cut = [pool.submit(twice, partial(_fill_part, store, part)) for part in parts]
             _fill_rows(store, pool, jobs.rows)
             for future in cut:
                 future.result()
@@ -135,8 +137,18 @@ def _straight(part: Part) -> Wanted | Part:
 def _fill_rows(
     store: ObjectStore, pool: ThreadPoolExecutor, items: Iterable[Wanted | Part]
 ) -> None:
+    """Read items with their neighbours; what fails its CRC once more."""
+    for item, _ in _failed(store, pool, items):
+        for again, crc in _failed(store, pool, [item]):
+            check(again, crc)
+
+
+def _failed(
+    store: ObjectStore, pool: ThreadPoolExecutor, items: Iterable[Wanted | Part]
+) -> list[tuple[Wanted, int]]:
+    """Read items; return those that are read in pieces and have another CRC, with that."""
     found = rows(items)
-    for future in [pool.submit(row.read, store) for row in found]:
+    for future in [pool.submit(twice, partial(row.read, store)) for row in found]:
         future.result()
     sums: dict[int, list[tuple[int, int]]] = {}
     wanted: dict[int, Wanted] = {}
@@ -144,8 +156,8 @@ def _fill_rows(
         for piece in row.pieces:
             wanted[id(piece.item)] = piece.item
             sums.setdefault(id(piece.item), []).append((piece.crc64, piece.nbytes))
-    for number, item in wanted.items():
-        check(item, combine(sums[number]))
+    crcs = [(item, combine(sums[number])) for number, item in wanted.items()]
+    return [(item, crc) for item, crc in crcs if crc != item.extent.crc64]
 
 
 def _cut(part: Part) -> Iterator[Part]:
@@ -171,7 +183,7 @@ def _fill_part(store: ObjectStore, part: Part) -> None:
     sums = extent.blocks or (extent.crc64,)
     for number, at in enumerate(range(0, raw.nbytes, BLOCK), start=begin // BLOCK):
         if crc64(raw[at : at + BLOCK].data) != sums[number]:
-            raise RestoreFailed(f"{extent.name}: its bytes in {part.key} fail their CRC")
+            raise CheckpointDamaged(f"{extent.name}: its bytes in {part.key} fail their CRC")
     take(part, raw, first * size - begin)
 
 

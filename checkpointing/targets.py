@@ -1,21 +1,23 @@
 """The leaves of a live state, and what of a checkpoint fills each of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from checkpointing import leaves as leaf_bytes
 from checkpointing.boxes import Box, whole
 from checkpointing.checksum import crc64
-from checkpointing.errors import RestoreFailed
+from checkpointing.errors import CheckpointDamaged, RestoreFailed
 from checkpointing.plan import Extent
 from checkpointing.sharded import Sharded, as_sharded, is_sharded
 from checkpointing.sources import Part, Wanted
 from checkpointing.stage.crew import Crew, Task
 from checkpointing.tree import Flat, Node, named_leaves
+
+_LITTLE: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +27,12 @@ class Saved:
     Attributes:
         skeleton: Its structure and Python values.
         pieces: By tensor, what is stored of it and in which object.
+        size_of: Asks how long an object is; None when the bytes are here.
     """
 
     skeleton: Node
     pieces: Mapping[str, Sequence[tuple[Extent, str]]]
+    size_of: Callable[[str], int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +64,28 @@ class Target:
 
 def targets_of(saved: Saved, flat: Flat) -> list[Target]:
     """Return what each leaf of the checkpoint fills, from its exact piece or from parts."""
+    _room_is_needed(saved, flat)
     found = []
     for name, kind in named_leaves(saved.skeleton):
         if not saved.pieces.get(name):
             raise RestoreFailed(f"{name}: named by the checkpoint but not in it")
         found.append(_target(name, kind, saved.pieces[name], flat.leaves.get(name)))
     return found
+
+
+def _room_is_needed(saved: Saved, flat: Flat) -> None:
+    """Check that what the state does not hold is really there, before room is made for it."""
+    made = [
+        piece for name, held in saved.pieces.items() if name not in flat.leaves for piece in held
+    ]
+    if saved.size_of is None or sum(extent.nbytes for extent, _ in made) < _LITTLE:
+        return
+    ends: dict[str, int] = {}
+    for extent, key in made:
+        ends[key] = max(ends.get(key, 0), extent.offset + extent.nbytes)
+    for key, end in ends.items():
+        if saved.size_of(key) < end:
+            raise CheckpointDamaged(f"{key}: is said to have {end} bytes, and is shorter")
 
 
 def _target(name: str, kind: str, pieces: Sequence[tuple[Extent, str]], leaf: Any) -> Target:

@@ -46,7 +46,7 @@ def flatten(state: Mapping[str, Any]) -> Flat:
     keys, values = [], []
     for key, value in state.items():
         _check_key(key, "the state")
-        path = _join("", key)
+        path = join("", key)
         keys.append(key)
         if is_object(value):
             values.append({"t": "object", "v": _encode(value.state_dict(), path, leaves)})
@@ -94,7 +94,7 @@ def put_back(state: Mapping[str, Any], skeleton: Node, leaves: Mapping[str, Any]
         if was_object:
             target.load_state_dict(unflatten(node, leaves))
             continue
-        value = _merge(target, node, leaves, _join("", key))
+        value = _merge(target, node, leaves, join("", key))
         if value is not target:
             if not isinstance(state, dict):
                 raise KeyError(f"{key}: the state is a read-only mapping and this is a plain value")
@@ -122,12 +122,12 @@ def _merge(target: Any, node: Node, leaves: Mapping[str, Any], path: str) -> Any
         if extra:
             raise KeyError(f"{path}: not in the checkpoint: {', '.join(map(str, extra))}")
         for key, child in zip(node["k"], node["v"], strict=True):
-            target[key] = _merge(target.get(key), child, leaves, _join(path, key))
+            target[key] = _merge(target.get(key), child, leaves, join(path, key))
         return target
     if tag == "list" and isinstance(target, list):
         olds = target + [None] * (len(node["v"]) - len(target))
         pairs = enumerate(zip(olds, node["v"], strict=False))
-        target[:] = [_merge(old, new, leaves, _join(path, i)) for i, (old, new) in pairs]
+        target[:] = [_merge(old, new, leaves, join(path, i)) for i, (old, new) in pairs]
         return target
     return unflatten(node, leaves)
 
@@ -162,7 +162,7 @@ def _encode(value: Any, path: str, leaves: dict[str, Any]) -> Node:
         return _encode_dict(value, path, leaves)
     if exact is list or exact is tuple or exact.__name__ == "Size":
         tag = "list" if exact is list else "tuple"
-        children = [_encode(child, _join(path, i), leaves) for i, child in enumerate(value)]
+        children = [_encode(child, join(path, i), leaves) for i, child in enumerate(value)]
         return {"t": tag, "v": children}
     sharded = is_sharded(value)
     tensor = leaf_bytes.is_tensor(value)
@@ -187,7 +187,7 @@ def _encode_dict(value: dict[Any, Any], path: str, leaves: dict[str, Any]) -> No
     for key, child in value.items():
         _check_key(key, path)
         keys.append(key)
-        values.append(_encode(child, _join(path, key), leaves))
+        values.append(_encode(child, join(path, key), leaves))
     return {"t": "dict", "k": keys, "v": values}
 
 
@@ -197,8 +197,11 @@ def _check_key(key: object, path: str) -> None:
     raise TypeError(f"{path}: the key {key!r} is neither a string nor a small whole number")
 
 
-def _join(path: str, key: object) -> str:
-    part = str(key).replace("~", "~0").replace("/", "~1")  # as in a JSON pointer
+def join(path: str, key: object) -> str:
+    """Return the path of a child."""
+    part = str(key)
+    if "~" in part or "/" in part:
+        part = part.replace("~", "~0").replace("/", "~1")  # as in a JSON pointer
     return f"{path}/{part}" if path else part
 
 

@@ -125,6 +125,7 @@ def check(
         cli_submit.show_scripts(config, as_json)
         return
     from orchestrator import app as application
+    from orchestrator.views.save_plan import keeping_words, saving_words
     from orchestrator.views.tables import check_view
     from orchestrator.views.units import count
 
@@ -136,6 +137,8 @@ def check(
         "command": " ".join(checked.config.argv),
         "nodes": f"{shape}, {nodes.spares} spare, launcher {nodes.launcher}",
         "store": checked.store,
+        "saves": saving_words(checked.config.checkpoint),
+        "keeps": keeping_words(checked.config.checkpoint),
         "timeouts": [
             {"name": name, "seconds": seconds, "meaning": meaning}
             for name, seconds, meaning in checked.timeouts

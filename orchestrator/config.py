@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
+from orchestrator.config_base import Section
 from orchestrator.config_sections import (
     AUTO,
     BudgetSection,
@@ -16,7 +17,6 @@ from orchestrator.config_sections import (
     JobSection,
     NodesSection,
     RunSection,
-    Section,
     ServerSection,
     SlurmSection,
     TimeoutsSection,
@@ -63,6 +63,12 @@ class RunConfig(Section):
             raise ValueError(
                 'slurm: only read with nodes.launcher = "slurm"; set that or remove it'
             )
+        watch = self.checkpoint.watch
+        if watch is not None and watch.shared is None and self.nodes.count > 1:
+            raise ValueError(
+                "checkpoint.watch.shared: say true when all nodes see the same dir, "
+                "false when each has its own"
+            )
         return self
 
     @property
@@ -107,6 +113,8 @@ class RunConfig(Section):
             max_lost_work_s=self.checkpoint.max_lost_work_s,
             max_overhead=self.checkpoint.max_overhead,
             prior_per_1000_node_days=self.checkpoint.prior_faults_per_1000_node_days,
+            peers=self.checkpoint.peer_interval_steps > 0,
+            fetch_timeout_s=times.fetch_s,
         )
 
 
@@ -129,8 +137,13 @@ def load(path: Path) -> RunConfig:
     base = path.resolve().parent
     if config.nodes.launcher == "slurm":
         _check_slurm_reads(base / config.run.dir, path)
+    checkpoint, watch = config.checkpoint, config.checkpoint.watch
+    if watch is not None:
+        watch = watch.model_copy(update={"dir": base / watch.dir})
+        checkpoint = checkpoint.model_copy(update={"watch": watch})
     return config.model_copy(
         update={
+            "checkpoint": checkpoint,
             "run": config.run.model_copy(update={"dir": base / config.run.dir}),
             "job": config.job.model_copy(update={"workdir": base / config.job.workdir}),
             "nodes": config.nodes.model_copy(update={"memory_dir": base / config.nodes.memory_dir}),

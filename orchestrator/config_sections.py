@@ -9,23 +9,16 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
     model_validator,
 )
 
+from checkpointing.tiers import Rhythm
+from orchestrator.config_base import Seconds, Section, Steps
+from orchestrator.config_keep import KeepSection
+from orchestrator.config_watch import WatchSection
 from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
-
-Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
-
-
-class Section(BaseModel):
-    """A table of the TOML: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
 
 OWN_VARIABLES = frozenset(
     [
@@ -91,7 +84,7 @@ class JobSection(Section):
 
     command: Annotated[tuple[Word, ...], Field(min_length=1)]
     workdir: Path = Path()
-    env: dict[VariableName, Word] = {}
+    env: dict[VariableName, Word] = Field(default_factory=dict)
     preload: tuple[str, ...] = PRELOAD
 
 
@@ -136,16 +129,77 @@ def _store_url(value: str) -> str:
 
 
 class CheckpointSection(Section):
-    """`[checkpoint]`: where to, how often at first, and the limits of the tuner."""
+    """`[checkpoint]`: where to, how often at first, and the limits of the tuner.
+
+    `interval_steps` is the store's. Between two of its saves others may be made: every
+    `memory_interval_steps` in the ranks' own memory, and the first of them at or after each
+    multiple of `peer_interval_steps` is copied to another node's memory, of `disk_interval_steps`
+    to `disk_dir`. A node copies at most `max_copy_bytes_per_s`.
+
+    `stage_policy` says what a save does that finds the uploads before it still running: it is
+    skipped, waits up to `stage_wait_s`, or takes the place of one that nobody began to send.
+    `max_bytes_per_s` bounds what a node sends to the store. `on_other_world` says what becomes of
+    the ranks' own state when another number of ranks goes on.
+    """
 
     store: Annotated[str, AfterValidator(_store_url)] | None = None
     endpoint_url: Annotated[str, AfterValidator(_no_secret)] | None = None
     region: str | None = None
-    interval_steps: Annotated[int, Field(ge=1, le=10**12)] = 100
+    interval_steps: Steps = 100
+    memory_interval_steps: Steps | None = None
+    peer_interval_steps: Annotated[int, Field(ge=0, le=10**12)] = 0
+    disk_dir: Path | None = None
+    disk_interval_steps: Steps | None = None
+    max_copy_bytes_per_s: Annotated[float, Field(ge=5e6, le=1e12)] = 1e9
+    watch: WatchSection | None = None
+    stage_policy: Literal["skip", "wait", "replace"] = "skip"
+    stage_wait_s: Seconds | None = None
+    max_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)] | None = None
+    on_other_world: Literal["refuse", "fresh"] = "refuse"
+    keep: KeepSection | None = None
     tune: bool = True
     max_lost_work_s: Seconds = 1_800.0
     max_overhead: Annotated[float, Field(gt=0, lt=1)] = 0.02
     prior_faults_per_1000_node_days: Annotated[float, Field(gt=0, le=1e9)] = 24.0
+
+    @model_validator(mode="after")
+    def _has_tiers(self) -> Self:
+        """Refuse intervals that mean nothing."""
+        if self.disk_dir is not None and not self.disk_dir.is_absolute():
+            raise ValueError("disk_dir must be absolute: a folder on a disk of every node")
+        if self.disk_dir is None and self.disk_interval_steps is not None:
+            raise ValueError("disk_interval_steps needs disk_dir; set that or remove it")
+        if self.watch is not None and self.store is None:
+            raise ValueError("watch needs store: where the folders are to go")
+        return self
+
+    @model_validator(mode="after")
+    def _saves(self) -> Self:
+        """Refuse what would have no effect."""
+        if self.stage_wait_s is not None and self.stage_policy != "wait":
+            raise ValueError('stage_wait_s is for stage_policy = "wait"; set that or remove it')
+        if self.keep is not None and self.store is None:
+            raise ValueError("keep needs a store; set checkpoint.store or remove it")
+        return self
+
+    @property
+    def stage_wait(self) -> float:
+        """For how long a save may wait for the uploads before it, in seconds."""
+        return 60.0 if self.stage_wait_s is None else self.stage_wait_s
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether snapshots are copied to other nodes or to disks."""
+        return self.peer_interval_steps > 0 or self.disk_dir is not None
+
+    @property
+    def rhythm(self) -> Rhythm:
+        """How often snapshots go elsewhere than to the store."""
+        return Rhythm(
+            memory=self.memory_interval_steps or 0,
+            peer=self.peer_interval_steps,
+            disk=(self.disk_interval_steps or 1) if self.disk_dir is not None else 0,
+        )
 
 
 class TimeoutsSection(Section):
@@ -158,6 +212,7 @@ class TimeoutsSection(Section):
     kill_grace_s: Seconds = 10.0
     launch_s: Seconds = 300.0
     start_s: Seconds = 60.0
+    fetch_s: Seconds = 600.0
     stop_save_s: Seconds = 120.0
     final_upload_s: Seconds = 600.0
     supervisor_lost_s: Seconds = 86_400.0
@@ -266,7 +321,7 @@ class SupervisorSection(Section):
     time_min: Annotated[int, Field(ge=10)] | None = None
     memory_mb: Annotated[int, Field(ge=256)] = 2_048
     cpus: Annotated[int, Field(ge=1, le=64)] = 1
-    options: dict[OptionName, OptionValue] = {}
+    options: dict[OptionName, OptionValue] = Field(default_factory=dict)
 
 
 class SlurmSection(Section):
@@ -286,7 +341,7 @@ class SlurmSection(Section):
     exclude: SbatchValue = ""
     time_min: Annotated[int, Field(ge=1)] | None = None
     warn_s: Annotated[int, Field(ge=1, le=65_535)] = 120
-    options: dict[OptionName, OptionValue] = {}
+    options: dict[OptionName, OptionValue] = Field(default_factory=dict)
     prologue: tuple[Word, ...] = ()
     export: tuple[VariableName, ...] = ()
     supervisor: SupervisorSection = SupervisorSection()

@@ -159,6 +159,7 @@ def timeouts_table(config: RunConfig) -> tuple[tuple[str, float, str], ...]:
         ("agent_lost_s", times.agent_lost_s, "a silent agent is lost; on a dead machine sooner"),
         ("kill_grace_s", times.kill_grace_s, "from SIGTERM to SIGKILL when ranks stop"),
         ("start_s", times.start_s, "an agent must have started its ranks"),
+        ("fetch_s", times.fetch_s, "copies of snapshots must be back on their nodes"),
         ("stop_save_s", times.stop_save_s, "a planned stop lets the ranks save"),
         ("launch_s", times.launch_s, "enough nodes must be there"),
         ("final_upload_s", times.final_upload_s, "the last checkpoint must be in the store"),

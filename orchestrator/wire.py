@@ -17,6 +17,8 @@ from orchestrator.core.events import (
     RankExited,
     RanksGone,
     RanksStarted,
+    Replica,
+    Replicated,
     ShardUploaded,
     SignatureSeen,
     Staged,
@@ -31,6 +33,7 @@ FactEvent = (
     | RankExited
     | SignatureSeen
     | Staged
+    | Replicated
     | ShardUploaded
     | UploadFailed
     | AgentWarned
@@ -42,7 +45,8 @@ class Hello:
     """An agent introduces itself.
 
     `attempt` is the one its ranks belong to, 0 for none; `job` the allocation, "" when unknown;
-    `unfit` why no rank can run there, "" when nothing is wrong.
+    `unfit` why no rank can run there, "" when nothing is wrong; `replicas` the copies of snapshots
+    that the node keeps and `replica_address` where it takes and gives them, "" for nowhere.
     """
 
     node: str
@@ -54,6 +58,8 @@ class Hello:
     staged: tuple[StagedShard, ...]
     job: str = ""
     unfit: str = ""
+    replicas: tuple[Replica, ...] = ()
+    replica_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +96,7 @@ class RankReport:
     saves: int
     skipped_saves: int
     tokens: int
+    dropped_saves: int = 0
     abnormal: str = ""
 
 
@@ -159,13 +166,44 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedRank:
+    """One rank's copy to bring: `sources` are addresses in the order of trying, or `disk`."""
+
+    rank: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchNode:
+    """Bring copies of a checkpoint into this node's memory, before the attempt's ranks start.
+
+    A rank whose copy cannot be had within `timeout_s` counts as one whose restore failed.
+    """
+
+    attempt: int
+    step: int
+    saved_by: int
+    world: int
+    ranks: tuple[FetchedRank, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buddy:
+    """Copy what this node's ranks stage to this address from now on."""
+
+    attempt: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
     """Stop everything on the node, free its memory, leave."""
 
     grace_s: float
 
 
-OrderBody = ReservePort | StartNode | StopNode | Control | Shutdown
+OrderBody = ReservePort | StartNode | StopNode | Control | FetchNode | Buddy | Shutdown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

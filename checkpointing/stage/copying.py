@@ -9,10 +9,10 @@ import numpy as np
 
 from checkpointing import leaves as leaf_bytes
 from checkpointing.checksum import combine, crc64
+from checkpointing.extents import Extents
 from checkpointing.leaves import Bytes
-from checkpointing.plan import Extent
 from checkpointing.stage.crew import Task
-from checkpointing.stage.meta import Sum, block_count
+from checkpointing.stage.meta import Sums
 
 _LONG_CHUNK: Final = 4 << 20  # beside a training step each turn of a thread costs a wait
 _SMALL: Final = 64 << 10
@@ -28,13 +28,15 @@ class Copy:
         out: The slot's extent area.
     """
 
-    def __init__(self, extents: Sequence[Extent], leaves: Sequence[Any], out: Bytes) -> None:
-        self._extents = extents
+    def __init__(self, extents: Extents, leaves: Sequence[Any], out: Bytes) -> None:
+        self._offsets: list[int] = extents.offset.tolist()
+        self._sizes: list[int] = extents.nbytes.tolist()
+        self._has_blocks: list[int] = np.flatnonzero(extents.block_counts).tolist()
         self._leaves = leaves
         self._out = out
         self._view = out.data
         self._base = int(out.ctypes.data)
-        self._sums = [0] * len(extents)
+        self._sums = [0] * len(self._sizes)
         self._blocks: dict[int, list[int]] = {}
 
     def tasks(self, numbers: Iterable[int], *, beside_training: bool = False) -> list[Task]:
@@ -42,11 +44,11 @@ class Copy:
         found: list[Task] = []
         small: list[tuple[int, int, int, int]] = []
         chunk = _LONG_CHUNK if beside_training else leaf_bytes.CHUNK
-        extents, leaves = self._extents, self._leaves
+        offsets, sizes, leaves = self._offsets, self._sizes, self._leaves
         for number in numbers:
-            extent, leaf = extents[number], leaves[number]
-            if 0 < extent.nbytes <= _SMALL and not isinstance(leaf, np.ndarray):
-                small.append((number, leaf.data_ptr(), extent.offset, extent.nbytes))
+            nbytes, leaf = sizes[number], leaves[number]
+            if 0 < nbytes <= _SMALL and not isinstance(leaf, np.ndarray):
+                small.append((number, leaf.data_ptr(), offsets[number], nbytes))
             else:
                 found += self._one(number, chunk)
         for start in range(0, len(small), _BATCH):
@@ -67,25 +69,21 @@ class Copy:
         for task in self._blocks_of(number, out, leaf_bytes.CHUNK):
             task()
 
-    def result(self) -> list[Sum]:
+    def result(self) -> Sums:
         """Return the CRCs of all extents, once every task is done."""
         for number, blocks in self._blocks.items():
-            nbytes = self._extents[number].nbytes
+            nbytes = self._sizes[number]
             sizes = [
                 min(leaf_bytes.BLOCK, nbytes - n * leaf_bytes.BLOCK) for n in range(len(blocks))
             ]
             self._sums[number] = combine(zip(blocks, sizes, strict=True))
-        if not self._blocks:
-            return [(crc, ()) for crc in self._sums]
-        return [
-            (crc, tuple(self._blocks[number]) if block_count(extent) else ())
-            for number, (extent, crc) in enumerate(zip(self._extents, self._sums, strict=True))
-        ]
+        kept = [crc for number in self._has_blocks for crc in self._blocks[number]]
+        return Sums(self._sums, kept)
 
     def place(self, number: int) -> Bytes:
         """Return where an extent lies in the slot."""
-        extent = self._extents[number]
-        return self._out[extent.offset : extent.offset + extent.nbytes]
+        offset = self._offsets[number]
+        return self._out[offset : offset + self._sizes[number]]
 
     def _one(self, number: int, chunk: int) -> list[Task]:
         source = leaf_bytes.bytes_of(self._leaves[number])
@@ -93,7 +91,7 @@ class Copy:
         return self._blocks_of(number, source, chunk)
 
     def _blocks_of(self, number: int, source: Bytes, chunk: int) -> list[Task]:
-        nbytes = self._extents[number].nbytes
+        nbytes = self._sizes[number]
         starts = range(0, nbytes, leaf_bytes.BLOCK)
         if nbytes > leaf_bytes.BLOCK:
             self._blocks[number] = [0] * len(starts)

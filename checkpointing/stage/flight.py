@@ -98,9 +98,9 @@ class Flight:
             self._summed.wait()
         self._copied.wait()
         if self._compares and not self._errors:
-            sums = self._copy.result()
+            sums = self._copy.result().extents
             self._changed += [
-                w.name for w in self._watched if leaf_bytes.crc_of(w.leaf) != sums[w.number][0]
+                w.name for w in self._watched if leaf_bytes.crc_of(w.leaf) != sums[w.number]
             ]
         self._is_fenced = True
         self._land()

@@ -1,21 +1,32 @@
-"""What describes the extents of a slot: JSON, written quickly and read whole."""
+"""What describes the extents of a slot: JSON, written quickly and read whole.
+
+What stays while the structure does is text made once; sums and Python values are filled in.
+"""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from checkpointing import leaves as leaf_bytes
+import numpy as np
+
+from checkpointing import checked, columns
+from checkpointing.checked_skeleton import state_skeleton
 from checkpointing.checksum import crc64
-from checkpointing.errors import ArenaInvalid
-from checkpointing.plan import Extent
+from checkpointing.errors import ArenaInvalid, ManifestInvalid
+from checkpointing.extents import Extents
+from checkpointing.skeletons import lengthen, shorten
 from checkpointing.stage.arena import MappedArena
 from checkpointing.tree import Node
 
-_CRC_DIGITS: Final = 20
+_FIELDS: Final = frozenset({"skeleton", "local_skeleton", "extents", *columns.SUMS})
 
-Sum = tuple[int, tuple[int, ...]]
-"""CRC64 of an extent, and of each of its blocks where those are kept."""
+
+class Sums(NamedTuple):
+    """CRC64s of all extents, and of the blocks of those that have some, one after the other."""
+
+    extents: Sequence[int]
+    blocks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,39 +41,55 @@ class Meta:
 
     skeleton: Node
     local_skeleton: Node
-    extents: tuple[Extent, ...]
+    extents: Extents
 
     def pack(self) -> bytes:
         """Return the bytes that lie in the slot."""
-        fields = {
-            "skeleton": self.skeleton,
-            "local_skeleton": self.local_skeleton,
-            "extents": [extent.to_json() for extent in self.extents],
-        }
-        return as_json(fields).encode()
+        fixed = columns.to_json(self.extents)
+        sums = {name: fixed.pop(name) for name in columns.SUMS}
+        skeletons = (self.skeleton, self.local_skeleton)
+        short = dict(zip(("skeleton", "local_skeleton"), map(shorten, skeletons), strict=True))
+        return as_json({**short, "extents": fixed, **sums}).encode()
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Meta":
+        """Read what `pack` gave.
+
+        Raises:
+            ArenaInvalid: It is nothing of the kind, or of another version.
+        """
+        try:
+            fields = checked.document(packed)
+            checked.exactly(fields, _FIELDS, "the meta of a slot")
+            if type(fields["extents"]) is not dict:
+                checked.refuse("the meta of a slot is of another version")
+            found = {**fields["extents"], **{name: fields[name] for name in columns.SUMS}}
+            extents = columns.from_json(found, "the meta of a slot")
+            room = sum(map(len, extents.names))
+            for name in ("skeleton", "local_skeleton"):
+                state_skeleton(fields[name], name, room)
+        except ManifestInvalid as error:
+            raise ArenaInvalid(str(error)) from error
+        skeleton, own = lengthen(fields["skeleton"]), lengthen(fields["local_skeleton"])
+        return cls(skeleton=skeleton, local_skeleton=own, extents=extents)
 
     @classmethod
     def read(cls, arena: MappedArena, index: int) -> "Meta":
         """Read a slot's meta.
 
         Raises:
-            ArenaInvalid: It fails its CRC.
+            ArenaInvalid: It fails its CRC, or is of another version.
         """
         nbytes, crc = arena.headers[index].meta()
         start = arena.capacities.meta_at(index)
         packed = bytes(arena.view[start : start + nbytes])
         if crc64(packed) != crc:
             raise ArenaInvalid("the meta of a slot fails its CRC")
-        fields = json.loads(packed)
-        return cls(
-            skeleton=fields["skeleton"],
-            local_skeleton=fields["local_skeleton"],
-            extents=tuple(Extent.from_json(extent) for extent in fields["extents"]),
-        )
+        return cls.unpack(packed)
 
 
 class MetaText:
-    """The same bytes from pieces made once: only CRCs and Python values are filled in.
+    """The same bytes from pieces made once: only sums and Python values are filled in.
 
     Args:
         skeleton: Literal text around the Python values of the state: one piece more than values.
@@ -71,65 +98,38 @@ class MetaText:
     """
 
     def __init__(
-        self, skeleton: Sequence[str], local_skeleton: Sequence[str], extents: Sequence[Extent]
+        self, skeleton: Sequence[str], local_skeleton: Sequence[str], extents: Extents
     ) -> None:
+        fixed = columns.to_json(extents)
+        for name in columns.SUMS:
+            del fixed[name]
         pieces = ['{"skeleton":']
         for name, literals in (("local_skeleton", skeleton), ("extents", local_skeleton)):
             pieces[-1] += literals[0]
             pieces += literals[1:]
             pieces[-1] += f',"{name}":'
-        pieces[-1] += "["
-        self._digits = 0
-        self._is_shard = [extent.kind == "shard" for extent in extents]
-        self._has_shards = any(self._is_shard)
-        for number, extent in enumerate(extents):
-            head, *more = _around(extent)
-            pieces[-1] += f",{head}" if number else head
-            pieces += more
-            self._digits += _CRC_DIGITS + (_CRC_DIGITS + 1) * block_count(extent)
-        pieces[-1] += "]}"
+        pieces[-1] += as_json(fixed)
         self._pieces = pieces
-        self._literal = sum(map(len, pieces))
+        counts = len(extents), int(extents.block_counts.sum())
+        self._longest = sum(map(len, pieces)) + sum(map(columns.length_of_sums, counts)) + 64
 
     def longest(self, values: Sequence[str]) -> int:
         """Return how many bytes it takes at most with these Python values."""
-        return self._literal + self._digits + sum(map(len, values))
+        return self._longest + sum(map(len, values))
 
-    def pack(self, values: Sequence[str], sums: Sequence[Sum]) -> bytes:
+    def pack(self, values: Sequence[str], sums: Sums) -> bytes:
         """Return what `Meta.pack` returns.
 
         Args:
             values: JSON of the Python values, of the state and then of this rank's own.
-            sums: One for each extent.
+            sums: Of the extents.
         """
-        filled = list(values)
-        if self._has_shards:
-            for is_shard, (crc, blocks) in zip(self._is_shard, sums, strict=True):
-                filled.append(str(crc))
-                if is_shard:
-                    filled.append(",".join(map(str, blocks)))
-        else:
-            filled += [str(crc) for crc, _ in sums]
-        text = [""] * (2 * len(filled) + 1)
+        text = [""] * (2 * len(values) + 1)
         text[0::2] = self._pieces
-        text[1::2] = filled
-        return "".join(text).encode()
-
-
-def block_count(extent: Extent) -> int:
-    """Return how many block CRCs an extent has."""
-    is_large = extent.kind == "shard" and extent.nbytes > leaf_bytes.BLOCK
-    return -(-extent.nbytes // leaf_bytes.BLOCK) if is_large else 0
-
-
-def _around(extent: Extent) -> list[str]:
-    """Return the JSON of an extent in pieces, without its CRC and the CRCs of its blocks."""
-    fields = extent.to_json()
-    crc, blocks = fields["crc64"], fields.pop("blocks", None)
-    head, tail = as_json(fields).split(f'"crc64":{crc}', 1)
-    if blocks is None:
-        return [f'{head}"crc64":', tail]
-    return [f'{head}"crc64":', f'{tail[:-1]},"blocks":[', "]}"]
+        text[1::2] = values
+        for name, column in zip(columns.SUMS, sums, strict=True):
+            text.append(f',"{name}":"{columns.packed(np.array(column, np.uint64), "<u8")}"')
+        return "".join([*text, "}"]).encode()
 
 
 def as_json(value: Any) -> str:

@@ -6,7 +6,7 @@ states beside the remembered structure and hands out the leaves, and JSON of the
 in the same order; whatever is not exactly the same makes it give up.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from checkpointing import leaves as leaf_bytes
 from checkpointing.sharded import Sharded, as_sharded, is_sharded
+from checkpointing.skeletons import names_below, shorten
 from checkpointing.stage.meta import as_json
-from checkpointing.tree import LEAVES, Flat, Node, is_object, is_scalar, scalar
+from checkpointing.tree import LEAVES, Flat, Node, is_object, is_scalar, join, scalar
 
 Walk = Callable[[Any, list[Any], list[str]], bool]
 """Adds a value's leaves and Python values to the lists; False when it is not alike."""
@@ -35,14 +36,18 @@ class Recipe:
         self._parts: list[str] = []
         self._flat = flat.leaves
         self._alike: dict[Any, Walk] = {}
-        node = flat.skeleton
+        node = shorten(flat.skeleton)
         self._keys = list(node["k"])
-        self._literal('{"t":"dict","k":' + as_json(self._keys) + ',"v":[')
-        self._walks = []
-        for number, child in enumerate(node["v"]):
-            self._literal("," if number else "")
-            self._walks.append(self._top(child))
-        self._literal("]}")
+        self._literal('{"t":"dict","k":' + as_json(self._keys))
+        if "l" in node:
+            self._walks = self._row_of_leaves(node, "", self._top_leaf)
+        else:
+            self._literal(',"v":[')
+            self._walks = []
+            for number, (key, child) in enumerate(zip(self._keys, node["v"], strict=True)):
+                self._literal("," if number else "")
+                self._walks.append(self._top(child, join("", key)))
+            self._literal("]}")
         self._cut()
         del self._flat  # the leaves themselves are not kept
 
@@ -64,56 +69,64 @@ class Recipe:
         self.literals.append("".join(self._parts))
         self._parts.clear()
 
-    def _top(self, node: Node) -> Walk:
+    def _top_leaf(self, name: str) -> Walk:
+        return _no_object(self._leaf(name))
+
+    def _top(self, node: Node, path: str) -> Walk:
         if not (isinstance(node, dict) and node["t"] == "object"):
-            walk = self._compile(node)
-            return lambda value, leaves, values: (
-                not is_object(value) and walk(value, leaves, values)
-            )
+            return _no_object(self._compile(node, path))
         self._literal('{"t":"object","v":')
-        inner = self._compile(node["v"])
+        inner = self._compile(node["v"], path)
         self._literal("}")
         return lambda value, leaves, values: (
             is_object(value) and inner(value.state_dict(), leaves, values)
         )
 
-    def _compile(self, node: Node) -> Walk:
+    def _compile(self, node: Node, path: str) -> Walk:
         tag = node["t"] if isinstance(node, dict) else ""
         if tag in LEAVES:
             self._literal(f'{{"t":"{tag}","n":{encode_basestring_ascii(node["n"])}}}')
-            return self._leaf(self._flat[node["n"]])
+            return self._leaf(node["n"])
         if tag == "dict":
-            self._literal('{"t":"dict","k":' + as_json(node["k"]) + ',"v":[')
-            walk = self._dict(node)
-        elif tag in ("list", "tuple"):
-            self._literal('{"t":"' + tag + '","v":[')
-            walk = self._row(node, tag)
-        else:
-            self._cut()
-            return _value
-        self._literal("]}")
-        return walk
+            return self._dict(node, path)
+        if tag in ("list", "tuple"):
+            return self._row(node, tag, path)
+        self._cut()
+        return _value
 
-    def _leaf(self, like: Any) -> Walk:
+    def _leaf(self, name: str) -> Walk:
         """Return one walk for all leaves that are alike: new ones by the thousand take seconds."""
+        like = self._flat[name]
         if is_sharded(like):
             return _shard(like)
         device = None if isinstance(like, np.ndarray) else like.is_cpu
         key = (type(like), like.dtype, like.shape, device)
-        if key not in self._alike:
-            self._alike[key] = _leaf(like)
-        return self._alike[key]
+        walk = self._alike.get(key)
+        if walk is None:
+            walk = self._alike[key] = _leaf(like)
+        return walk
 
-    def _children(self, node: Node) -> list[Walk]:
+    def _children(self, children: Iterable[tuple[str, Node]]) -> list[Walk]:
+        self._literal(',"v":[')
         walks = []
-        for number, child in enumerate(node["v"]):
+        for number, (path, child) in enumerate(children):
             self._literal("," if number else "")
-            walks.append(self._compile(child))
+            walks.append(self._compile(child, path))
+        self._literal("]}")
         return walks
 
-    def _dict(self, node: Node) -> Walk:
+    def _row_of_leaves(self, node: Node, path: str, walk: Callable[[str], Walk]) -> list[Walk]:
+        self._literal(f',"l":"{node["l"]}"}}')
+        return [walk(name) for name in names_below(path, node["k"])]
+
+    def _dict(self, node: Node, path: str) -> Walk:
         keys, types = list(node["k"]), {type(key) for key in node["k"]}
-        walks = self._children(node)
+        self._literal('{"t":"dict","k":' + as_json(keys))
+        if "l" in node:
+            walks = self._row_of_leaves(node, path, self._leaf)
+        else:
+            pairs = zip(keys, node["v"], strict=True)
+            walks = self._children((join(path, key), child) for key, child in pairs)
 
         def walk(value: Any, leaves: list[Any], values: list[str]) -> bool:
             # A key True equals 1, and it is not one that can be saved.
@@ -126,8 +139,9 @@ class Recipe:
 
         return walk
 
-    def _row(self, node: Node, tag: str) -> Walk:
-        walks = self._children(node)
+    def _row(self, node: Node, tag: str, path: str) -> Walk:
+        self._literal('{"t":"' + tag + '"')
+        walks = self._children((join(path, n), child) for n, child in enumerate(node["v"]))
 
         def walk(value: Any, leaves: list[Any], values: list[str]) -> bool:
             exact = type(value)
@@ -150,6 +164,10 @@ def values_of(node: Node) -> list[str]:
     if tag in ("dict", "list", "tuple"):
         return [text for child in node["v"] for text in values_of(child)]
     return [as_json(node)]
+
+
+def _no_object(walk: Walk) -> Walk:
+    return lambda value, leaves, values: not is_object(value) and walk(value, leaves, values)
 
 
 def _value(value: Any, _: list[Any], values: list[str]) -> bool:

@@ -1,5 +1,6 @@
 """From a live state to a staged slot: take it apart, lay it out (both remembered), copy."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from checkpointing.extents import LOCAL
 from checkpointing.plan import Plan
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.copying import Copy, lies_in_a_row
@@ -50,6 +52,7 @@ class Stager:
         self._writer: ArenaWriter | None = None
         self._taker = Taker(rank, world)
         self._flight: Flight | None = None
+        self._copied: tuple[int, float] | None = None
         self._sides: dict[Any, SideStream] = {}
         self._registration: Registration | None = None
 
@@ -133,6 +136,11 @@ class Stager:
         """Whether a copy runs that counts only after a `fence` that nobody has called yet."""
         return self._flight is not None and self._flight.awaits_fence
 
+    @property
+    def copied(self) -> tuple[int, float] | None:
+        """Bytes of the last copy and the seconds until it was complete, None while it is not."""
+        return self._copied
+
     def join(self, *, abandon: bool = False) -> list[str]:
         """Wait for the copy that runs; return the tensors that changed before the fence.
 
@@ -155,6 +163,7 @@ class Stager:
         tiers: Tier,
     ) -> StagedSlot | None:
         self.join()
+        begun, self._copied = time.monotonic(), None
         taken = self._taker.take(state, local)
         writer, plan = self._make_room(taken), taken.known.plan
         index, data, dropped = writer.open(replace=replace)
@@ -166,6 +175,7 @@ class Stager:
         def seal() -> None:
             packed = taken.known.text.pack(taken.values, copy.result())
             writer.seal(index, label, plan.data_nbytes, packed)
+            self._copied = plan.data_nbytes, time.monotonic() - begun
 
         watched = _watched(plan, taken.leaves, late)
         events, summing = self._copy_from_gpus(copy, taken.leaves, watched)
@@ -239,12 +249,12 @@ def _watched(plan: Plan, leaves: Sequence[Any], late: set[int] | None) -> list[W
     if late is not None and not late:
         return []
     found = []
-    for number, (extent, leaf) in enumerate(zip(plan.extents, leaves, strict=True)):
-        if extent.kind == "local" or not extent.nbytes or not _is_known(leaf, late):
-            continue
-        if is_on_gpu(leaf) or lies_in_a_row(leaf):
-            version = version_of(leaf)
-            found.append(Watched(number=number, name=extent.name, leaf=leaf, version=version))
+    may_wait = (plan.extents.kind != LOCAL) & (plan.extents.nbytes > 0)
+    for number in np.flatnonzero(may_wait).tolist():
+        leaf = leaves[number]
+        if _is_known(leaf, late) and (is_on_gpu(leaf) or lies_in_a_row(leaf)):
+            name, version = plan.extents.names[number], version_of(leaf)
+            found.append(Watched(number=number, name=name, leaf=leaf, version=version))
     return found
 
 

@@ -1,10 +1,11 @@
 """Takes states apart; of one structure only the first time in full."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from checkpointing import leaves as leaf_bytes
+from checkpointing.extents import LOCAL
 from checkpointing.plan import Plan, make_plan, structure_hash
 from checkpointing.stage.meta import MetaText
 from checkpointing.stage.recipe import Recipe, values_of
@@ -78,10 +79,15 @@ class Taker:
             plan=plan,
             recipes=recipes,
             text=MetaText(recipes[0].literals, recipes[1].literals, plan.extents),
-            order=tuple(places[extent.kind == "local", extent.name] for extent in plan.extents),
+            order=tuple(map(places.__getitem__, _whose(plan))),
         )
         leaves = [*replica.leaves.values(), *own.leaves.values()]
         return _in_order(known, leaves, values_of(replica.skeleton) + values_of(own.skeleton))
+
+
+def _whose(plan: Plan) -> Iterable[tuple[bool, str]]:
+    """Return of each extent whether it is this rank's own, and its name."""
+    return zip((plan.extents.kind == LOCAL).tolist(), plan.extents.names, strict=True)
 
 
 def _in_order(known: Known, leaves: Sequence[Any], values: list[str]) -> Taken:

@@ -10,34 +10,32 @@ that to all processes of a node when its time is over, before the last snapshot 
 
 import argparse
 import contextlib
-import fcntl
-import json
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from checkpointing.companion import emit, fail, lock_for_one
 from checkpointing.errors import StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from checkpointing.store.budget import Budget
 from checkpointing.store.pace import Pacer
 from checkpointing.uploader.watch import Watcher
 
+_WHO: Final = "uploader"
 _POLL_S: Final = 0.03
 _ALIVE_S: Final = 5.0
 _DRAIN_S: Final = 10.0
-_LOCK_S: Final = 15.0
 
 
 def main() -> int:
     """Run until told to stop."""
     options = _options()
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="uploader: %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=f"{_WHO}: %(message)s")
     parent = os.getppid()
     stop = threading.Event()
     if options.until_eof:
@@ -52,12 +50,12 @@ def main() -> int:
         # One budget for all ranks: there is one of these processes on a node.
         store = open_store(config, Pacer(Budget(max_bytes_per_s=most)))
     except (ValueError, StoreError) as error:
-        return _fail(2, f"--store: {error}")
+        return fail(_WHO, 2, f"--store: {error}")
     if not options.dir.is_dir():
-        return _fail(2, f"--dir: {options.dir} is no folder")
-    lock = _lock(options.dir / "uploader.lock", stop)
+        return fail(_WHO, 2, f"--dir: {options.dir} is no folder")
+    lock = lock_for_one(options.dir / "uploader.lock", stop)
     if lock is None:
-        return 0 if stop.is_set() else _fail(1, f"another uploader works on {options.dir}")
+        return 0 if stop.is_set() else fail(_WHO, 1, f"another uploader works on {options.dir}")
     watcher = _watch(options.dir, store, options.run, stop, parent)
     deadline = time.monotonic() + _DRAIN_S
     while watcher.busy and time.monotonic() < deadline:
@@ -68,12 +66,12 @@ def main() -> int:
 def _watch(
     folder: Path, store: ObjectStore, run: str, stop: threading.Event, parent: int
 ) -> Watcher:
-    watcher = Watcher(folder, store, run, _emit)
+    watcher = Watcher(folder, store, run, emit)
     next_sign = 0.0
     while not stop.is_set() and watcher.heard and os.getppid() == parent:
         if time.monotonic() >= next_sign:
             next_sign = time.monotonic() + _ALIVE_S
-            _emit({"event": "alive"})  # whoever started it may end one that hangs
+            emit({"event": "alive"})  # whoever started it may end one that hangs
         watcher.poll()
         stop.wait(_POLL_S)
     return watcher
@@ -107,42 +105,6 @@ def _until_eof(stop: threading.Event) -> None:
         while os.read(0, 1024):
             pass
     stop.set()
-
-
-def _lock(path: Path, stop: threading.Event) -> int | None:
-    """Take the folder; a predecessor that drains has a while to leave."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _LOCK_S
-    while not stop.is_set():
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                break
-            stop.wait(_POLL_S)
-        else:
-            return descriptor
-    os.close(descriptor)
-    return None
-
-
-_emit_lock: Final = threading.Lock()
-
-
-def _emit(event: Mapping[str, Any]) -> bool:
-    line = json.dumps(event).encode() + b"\n"
-    with _emit_lock:
-        try:
-            while line:
-                line = line[os.write(1, line) :]
-        except OSError:
-            return False  # the agent is gone
-    return True
-
-
-def _fail(code: int, message: str) -> int:
-    sys.stderr.write(f"uploader: {message}\n")
-    return code
 
 
 if __name__ == "__main__":

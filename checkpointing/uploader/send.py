@@ -1,13 +1,17 @@
 """Takes one staged slot to the store."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from checkpointing import keys
 from checkpointing.checksum import combine, crc64
 from checkpointing.errors import ObjectConflict, StageError
+from checkpointing.extents import Extents
 from checkpointing.manifest import Index, skeleton_crc64
-from checkpointing.plan import Extent
+from checkpointing.sealed import is_same
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.writer import Meta
 from checkpointing.store.base import ObjectStore
@@ -35,15 +39,16 @@ def send(store: ObjectStore, run: str, arena: MappedArena, staged: StagedSlot) -
     meta = Meta.read(arena, staged.index)
     if arena.headers[staged.index].record.sequence != staged.sequence:
         raise StageError("the slot was written again")
-    owned = sorted((e for e in meta.extents if e.owner == staged.rank), key=_offset)
-    nbytes = sum(extent.nbytes for extent in owned)
-    crc = combine((extent.crc64, extent.nbytes) for extent in owned)
+    owned = _owned(meta.extents, staged.rank)
+    sizes = meta.extents.nbytes[owned]
+    nbytes = int(sizes.sum())
+    crc = combine(zip(meta.extents.crc64[owned].tolist(), sizes.tolist(), strict=True))
     data_key = keys.data_key(run, staged.step, staged.attempt, staged.rank) if nbytes else ""
     transfer = Transfer(nbytes=0, seconds=0.0)
     if data_key:
         data = arena.data(staged.index)
         # The recorded CRC goes along: bytes that the rank changed meanwhile are refused.
-        pieces = [data[e.offset : e.offset + e.nbytes] for e in owned]
+        pieces = [data[start:end] for start, end in _rows(meta.extents.offset[owned], sizes)]
         transfer = store.upload(data_key, pieces, crc)
     index = Index(
         run=run,
@@ -61,22 +66,31 @@ def send(store: ObjectStore, run: str, arena: MappedArena, staged: StagedSlot) -
     )
     packed = index.pack()
     index_key = keys.index_key(run, staged.step, staged.attempt, staged.rank)
-    if not store.put_if_absent(index_key, packed) and store.get(index_key) != packed:
-        raise ObjectConflict(f"{index_key}: has other content")
+    if not store.put_if_absent(index_key, packed):
+        packed, wanted = store.get(index_key), packed
+        if packed != wanted and not is_same(packed, wanted):
+            raise ObjectConflict(f"{index_key}: has other content")
     return Sent(index_key=index_key, index_crc64=crc64(packed), nbytes=nbytes, transfer=transfer)
 
 
-def _in_object(extents: Sequence[Extent], owned: Sequence[Extent]) -> tuple[Extent, ...]:
+def _owned(extents: Extents, rank: int) -> NDArray[np.intp]:
+    """Return the numbers of what a rank uploads, in the order in which it lies in the slot."""
+    found = np.flatnonzero(extents.owner == rank)
+    return found[np.argsort(extents.offset[found], kind="stable")]
+
+
+def _rows(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of bytes that lie in a row, many extents in one where they do."""
+    starts, sizes = starts[sizes > 0], sizes[sizes > 0]
+    ends = starts + sizes
+    breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    firsts, lasts = np.append(0, breaks), np.append(breaks, len(starts)) - 1
+    return zip(starts[firsts].tolist(), ends[lasts].tolist(), strict=True)
+
+
+def _in_object(extents: Extents, owned: NDArray[np.intp]) -> Extents:
     """Return the extents with their offsets in the uploaded object, -1 for what others upload."""
-    offsets: dict[tuple[str, str], int] = {}
-    end = 0
-    for extent in owned:
-        offsets[extent.kind, extent.name] = end
-        end += extent.nbytes
-    return tuple(
-        replace(extent, offset=offsets.get((extent.kind, extent.name), -1)) for extent in extents
-    )
-
-
-def _offset(extent: Extent) -> int:
-    return extent.offset
+    sizes = extents.nbytes[owned]
+    offsets = np.full(len(extents), -1, np.int64)
+    offsets[owned] = np.cumsum(sizes) - sizes
+    return extents.with_columns(offset=offsets)

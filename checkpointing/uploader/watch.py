@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Final
 from checkpointing.errors import ArenaInvalid, CheckpointingError, ObjectConflict, StageError
 from checkpointing.stage.arena import MappedArena, StagedSlot, UploadState, peek
 from checkpointing.store.base import ObjectStore
+from checkpointing.uploader.ages import Ages
 from checkpointing.uploader.send import send
 
 _ARENAS_AT_ONCE: Final = 4
@@ -51,6 +52,7 @@ class Watcher:
         self._running: dict[Path, Future[None]] = {}
         self._failures: dict[Path, _Failure] = {}
         self._given_up: dict[Path, StagedSlot] = {}
+        self._ages = Ages()
         self.heard = True
 
     @property
@@ -62,19 +64,26 @@ class Watcher:
         """Start what is to be sent: one slot per arena at a time, the oldest first."""
         if not self.heard:
             return
-        for path in sorted(self._folder.glob("arena-*")):
-            future = self._running.get(path)
-            if future is not None and not future.done():
-                continue
-            if future is not None:
-                del self._running[path]
-                future.result()
-            staged = self._next(path)
+        paths = sorted(self._folder.glob("arena-*"))
+        idle = [path for path in paths if self._is_idle(path)]  # before a look: else it is stale
+        found = {path: peek(path) for path in paths}
+        self._ages.look(found)
+        for path in idle:
+            staged = self._next(path, found[path])
             if staged is not None:
                 self._running[path] = self._pool.submit(self._send, path, staged)
 
-    def _next(self, path: Path) -> StagedSlot | None:
-        slots = [staged for staged in peek(path) if staged.is_for_store]
+    def _is_idle(self, path: Path) -> bool:
+        """Tell whether nothing is being sent from an arena; an upload that is over is let go."""
+        future = self._running.get(path)
+        if future is None or not future.done():
+            return future is None
+        del self._running[path]
+        future.result()
+        return True
+
+    def _next(self, path: Path, found: Sequence[StagedSlot]) -> StagedSlot | None:
+        slots = [staged for staged in found if staged.is_for_store]
         failure = self._failures.get(path)
         if failure is not None and not (slots and _same(slots[0], failure.staged)):
             del self._failures[path]
@@ -108,7 +117,6 @@ class Watcher:
             if current is None or not _same(current, staged):
                 return
             header.mark(staged.sequence, UploadState.UPLOADING)
-            begun = time.monotonic()
             sent = send(self._store, self._run, arena, staged)
             told = self._report(
                 staged,
@@ -116,7 +124,7 @@ class Watcher:
                 index_key=sent.index_key,
                 index_crc64=sent.index_crc64,
                 nbytes=sent.nbytes,
-                upload_s=time.monotonic() - begun,
+                upload_s=self._ages.of(path, staged),
                 staged_at=staged.staged_at,
                 sent_nbytes=sent.transfer.nbytes,
                 sent_s=sent.transfer.seconds,

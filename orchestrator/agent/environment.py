@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpointing.store.base import StoreConfig
+from checkpointing.tiers import Rhythm
 from orchestrator.config import RunConfig
-from orchestrator.core.codec import encode
+from orchestrator.core.actions import Source
 from orchestrator.wire import StartNode
 
 
@@ -34,6 +35,10 @@ class JobSpec:
     step_timeout_s: float
     init_timeout_s: float
     preload: tuple[str, ...] = ()
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    stage_policy: str = "skip"
+    stage_wait_s: float = 60.0
+    on_other_world: str = "refuse"
 
 
 def job_spec(config: RunConfig, node: str) -> JobSpec:
@@ -44,6 +49,7 @@ def job_spec(config: RunConfig, node: str) -> JobSpec:
             url=store,
             endpoint_url=config.checkpoint.endpoint_url,
             region=config.checkpoint.region,
+            max_bytes_per_s=config.checkpoint.max_bytes_per_s,
         ).to_json()
         if store
         else ""
@@ -59,6 +65,10 @@ def job_spec(config: RunConfig, node: str) -> JobSpec:
         step_timeout_s=config.timeouts.step_s,
         init_timeout_s=config.timeouts.init_s,
         preload=config.job.preload,
+        rhythm=config.checkpoint.rhythm,
+        stage_policy=config.checkpoint.stage_policy,
+        stage_wait_s=config.checkpoint.stage_wait,
+        on_other_world=config.checkpoint.on_other_world,
     )
 
 
@@ -108,6 +118,12 @@ def rank_environment(
         "EVERSTEP_RESTORE": _restore_json(order),
         "EVERSTEP_OUTPUT": str(spec.output_dir),
         "EVERSTEP_STEP_TIMEOUT_S": f"{spec.step_timeout_s:g}",
+        "EVERSTEP_STAGE_POLICY": spec.stage_policy,
+        "EVERSTEP_STAGE_WAIT_S": f"{spec.stage_wait_s:g}",
+        "EVERSTEP_ON_OTHER_WORLD": spec.on_other_world,
+        "EVERSTEP_MEMORY_STEPS": str(spec.rhythm.memory),
+        "EVERSTEP_PEER_STEPS": str(spec.rhythm.peer),
+        "EVERSTEP_DISK_STEPS": str(spec.rhythm.disk),
         **spec.env,
     }
 
@@ -116,5 +132,6 @@ def _restore_json(order: StartNode) -> str:
     restore = order.restore
     if restore is None:
         return "null"
-    value = encode(restore)
-    return json.dumps({key: value[key] for key in ("step", "attempt", "source")})
+    # What lay elsewhere on the nodes is in the ranks' memory by now.
+    source = Source.STORE if restore.source is Source.STORE else Source.MEMORY
+    return json.dumps({"step": restore.step, "attempt": restore.attempt, "source": source.value})

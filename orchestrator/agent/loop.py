@@ -24,12 +24,23 @@ from orchestrator.agent.fitness import LOOK_EVERY_S, Fitness
 from orchestrator.agent.leaving import Leaving
 from orchestrator.agent.lifeline import Orphans, become_subreaper
 from orchestrator.agent.ranks import Ranks
+from orchestrator.agent.replicas import Place, Replicas
 from orchestrator.agent.uploads import Uploads
+from orchestrator.agent.watched import Watched
 from orchestrator.config import RunConfig
-from orchestrator.core.events import RankExited, RanksGone, Staged, StagedShard
+from orchestrator.core.events import (
+    RankExited,
+    RanksGone,
+    ShardUploaded,
+    Staged,
+    StagedShard,
+    UploadFailed,
+)
 from orchestrator.wire import (
+    Buddy,
     Control,
     FactEvent,
+    FetchNode,
     Hello,
     Order,
     Outcome,
@@ -85,9 +96,27 @@ class Agent:
         self._fitness = Fitness(config, self._exporter.read_gpus)
         self._unfit = ""
         self._uploads = (
-            Uploads(node_dir, spec.store_json, spec.run, self._connection.fact)
+            Uploads(node_dir, spec.store_json, spec.run, self._upload_fact)
             if config.checkpoint.store
             else None
+        )
+        watches = config.checkpoint.watch is not None
+        self._watched = Watched(config, node, spec.store_json) if watches else None
+        self._replicas = (
+            Replicas(self._place(), self._connection.fact)
+            if config.checkpoint.has_replicas
+            else None
+        )
+
+    def _place(self) -> Place:
+        return Place(
+            node=self._node,
+            node_dir=self._node_dir,
+            run=self._config.run.name,
+            host=self._address,
+            token_path=self._config.run_dir / "token",
+            disk=self._config.checkpoint.disk_dir,
+            bytes_per_s=self._config.checkpoint.max_copy_bytes_per_s,
         )
 
     async def run(self) -> None:
@@ -95,22 +124,32 @@ class Agent:
         become_subreaper()
         self._ranks.warm_up()
         await self._exporter.start(self._address)
+        tasks: list[asyncio.Future[Any]] = []
+        if self._replicas is not None:
+            tasks.append(asyncio.ensure_future(self._replicas.run()))
+            await self._replicas.ready()  # what lies on the disk may be all that is left of the run
         self._unfit = await self._fitness.look()
         connection: asyncio.Future[Any] = asyncio.ensure_future(self._connection.run())
-        tasks: list[asyncio.Future[Any]] = [
+        tasks += [
             asyncio.ensure_future(work) for work in (self._report_for_ever(), self._stay_fit())
         ]
         if self._uploads is not None:
             tasks.append(asyncio.ensure_future(self._uploads.run()))
+        if self._watched is not None:
+            tasks.append(asyncio.ensure_future(self._watched.run()))
         tasks.append(asyncio.ensure_future(self._done.wait()))
         await asyncio.wait((connection, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in (connection, *tasks):
             if task.done() and task.exception() is not None:
                 log.error("the agent failed", exc_info=task.exception())
         await self._end_ranks()
+        if self._replicas is not None:
+            self._replicas.grace_s = min(self._replicas.grace_s, self.leaving.uploads_s)
         if self._uploads is not None:
             await self._until_sent()
             self._uploads.grace_s = min(self._uploads.grace_s, self.leaving.uploads_s)
+        if self._watched is not None:
+            self._watched.grace_s = min(self._watched.grace_s, self.leaving.uploads_s)
         await _end(tasks)
         await self._exporter.stop()
         self._release_port()
@@ -153,6 +192,8 @@ class Agent:
             staged=self._read_staged(),
             job=self._job,
             unfit=self._unfit,
+            replicas=self._replicas.held if self._replicas is not None else (),
+            replica_address=self._replicas.address if self._replicas is not None else "",
         )
 
     async def _stay_fit(self) -> None:
@@ -203,6 +244,8 @@ class Agent:
                 return await self._start(order.key, start)
             case StopNode() as stop:
                 self._over = max(self._over, stop.attempt)
+                if self._replicas is not None:
+                    self._replicas.give_up()
                 task = asyncio.ensure_future(self._stop(stop))
                 self._stops.add(task)
                 task.add_done_callback(self._stops.discard)
@@ -211,6 +254,12 @@ class Agent:
             case Control(attempt=attempt):
                 text = f"no ranks of attempt {attempt} here"
                 return Outcome(key=order.key, ok=False, detail=text)
+            case FetchNode() as fetch:
+                return await self._fetch(order.key, fetch)
+            case Buddy(address=address) if self._replicas is not None:
+                self._replicas.point_at(address)
+            case Buddy():
+                return Outcome(key=order.key, ok=False, detail="no copies are made here")
             case Shutdown():
                 asyncio.get_running_loop().call_later(TICK_S, self.shut_down)
         return Outcome(key=order.key, ok=True)
@@ -231,10 +280,28 @@ class Agent:
                 text = f"attempt {start.attempt} is not newer than {newest}"
                 return Outcome(key=key, ok=False, detail=text)
             try:
+                if self._watched is not None:
+                    self._watched.attempt(start)
                 await self._ranks.start(start)
             except OSError as error:
                 self._ranks.not_started(start, error)
             return Outcome(key=key, ok=True)
+
+    async def _fetch(self, key: str, fetch: FetchNode) -> Outcome:
+        """Bring what the ranks of the next attempt lack; what fails is a failed restore."""
+        if fetch.attempt <= max(self._ranks.attempt, self._over):
+            return Outcome(key=key, ok=False, detail=f"attempt {fetch.attempt} is over")
+        if self._replicas is None:
+            errors = {rank.rank: "no copies are kept here" for rank in fetch.ranks}
+        else:
+            errors = await self._replicas.fetch(fetch)
+        if fetch.attempt <= self._over:
+            return Outcome(key=key, ok=False, detail=f"attempt {fetch.attempt} is over")
+        for rank, why in errors.items():
+            self._ranks.not_fetched(fetch, rank, why)
+        self._tell_staged()
+        texts = [f"rank {rank}: {why}" for rank, why in errors.items()]
+        return Outcome(key=key, ok=not errors, detail="; ".join(texts)[:500])
 
     def _reserve_port(self, attempt: int) -> int:
         """Hold a free port for the attempt's rendezvous until the next attempt.
@@ -288,6 +355,11 @@ class Agent:
             self._tell_staged()
         self._connection.fact(event)
 
+    def _upload_fact(self, event: ShardUploaded | UploadFailed) -> None:
+        if isinstance(event, ShardUploaded):
+            event = self._ranks.with_cost(event)
+        self._connection.fact(event)
+
     def _tell_staged(self) -> None:
         staged = self._read_staged()
         if staged != self._staged:
@@ -296,7 +368,13 @@ class Agent:
 
     def _read_staged(self) -> tuple[StagedShard, ...]:
         shards = [
-            StagedShard(rank=slot.rank, step=slot.step, attempt=slot.attempt, world=slot.world)
+            StagedShard(
+                rank=slot.rank,
+                step=slot.step,
+                attempt=slot.attempt,
+                world=slot.world,
+                for_store=slot.is_for_store,
+            )
             for path in self._arenas()
             for slot in peek(path)
         ]

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkpointing.errors import RESTORE_FAILED_EXIT, STAGE_REFUSED_EXIT
+from checkpointing.errors import (
+    CHECKPOINT_DAMAGED_EXIT,
+    RESTORE_FAILED_EXIT,
+    STAGE_REFUSED_EXIT,
+)
 from checkpointing.slot import Control as SlotControl
 from checkpointing.slot import Phase, SlotReading, SlotView, create
 from monitors.logs.scan import Match, Scanner
@@ -24,13 +28,25 @@ from orchestrator.agent.environment import (
 )
 from orchestrator.agent.output import OutputCapture
 from orchestrator.agent.process import RankProcess
+from orchestrator.agent.saves import Saves
 from orchestrator.agent.zygote import Zygote, can_fork
-from orchestrator.core.events import RankExited, RanksStarted, SignatureSeen
-from orchestrator.wire import Control, FactEvent, RankReport, StartNode, StopNode
+from orchestrator.core.events import RankExited, RanksStarted, ShardUploaded, SignatureSeen
+from orchestrator.wire import (
+    Control,
+    FactEvent,
+    FetchNode,
+    RankReport,
+    StartNode,
+    StopNode,
+)
 
 log = logging.getLogger(__name__)
 
-NOTES = {RESTORE_FAILED_EXIT: "restore_failed", STAGE_REFUSED_EXIT: "stage_refused"}
+NOTES = {
+    RESTORE_FAILED_EXIT: "restore_failed",
+    CHECKPOINT_DAMAGED_EXIT: "checkpoint_damaged",
+    STAGE_REFUSED_EXIT: "stage_refused",
+}
 # What a script with a Checkpointer imports of everstep, and what its restore then imports late.
 OWN_MODULES = (
     "checkpointing.checkpointer",
@@ -72,6 +88,7 @@ class Ranks:
         self._fact = fact
         self._ranks: dict[int, Rank] = {}
         self._control = SlotControl(interval_steps=0)
+        self._saves = Saves()
         env = common_environment(os.environ, spec)
         self._zygote = Zygote((*spec.preload, *OWN_MODULES), env) if spec.preload else None
         self.attempt = 0
@@ -154,6 +171,21 @@ class Ranks:
                 )
             )
 
+    def not_fetched(self, order: FetchNode, rank: int, why: str) -> None:
+        """Report a rank whose part of the checkpoint could not be brought here: it cannot start."""
+        text = f"rank {rank}: step {order.step} could not be brought from another place: {why}"
+        self._fact(
+            RankExited(
+                attempt=order.attempt,
+                node=self._spec.node,
+                rank=rank,
+                code=RESTORE_FAILED_EXIT,
+                ours=False,
+                note=NOTES[RESTORE_FAILED_EXIT],
+                last_line=text[:300],
+            )
+        )
+
     async def _start_one(self, order: StartNode, local_rank: int) -> None:
         number = order.node_rank * order.ranks + local_rank
         paths = RankPaths(
@@ -222,6 +254,7 @@ class Ranks:
         )
 
     def _report(self, rank: Rank, reading: SlotReading, now: float) -> RankReport:
+        self._saves.note(rank.number, self.attempt, reading)
         age_s = now - reading.phase_since
         allowed_s = self._allowed_s(reading.phase, reading.allowed_s)
         return RankReport(
@@ -235,9 +268,18 @@ class Ranks:
             stall_s=reading.stall_s,
             saves=reading.saves,
             skipped_saves=reading.skipped_saves,
+            dropped_saves=reading.dropped_saves,
             tokens=reading.tokens,
             abnormal=abnormal(rank.process.pid) if age_s > allowed_s else "",
         )
+
+    def with_cost(self, event: ShardUploaded) -> ShardUploaded:
+        """Return a report of an upload with what the save cost its rank."""
+        rank = self._ranks.get(event.rank)
+        reading = rank.slot.read() if rank is not None else None
+        if reading is not None:
+            self._saves.note(event.rank, self.attempt, reading)
+        return self._saves.add_to(event)
 
     def _allowed_s(self, phase: Phase, told: float) -> float:
         """Return the phase's bound; starting and restoring get the run's own, longer one."""

@@ -5,10 +5,22 @@ from enum import StrEnum
 
 
 class Source(StrEnum):
-    """Where the ranks of an attempt get their state from."""
+    """Where the ranks of an attempt get their state from: the furthest place that one needs."""
 
-    MEMORY = "memory"
+    MEMORY = "memory"  # all of them of their own node
+    PEER = "peer"  # another node
+    DISK = "disk"
     STORE = "store"
+
+    @property
+    def words(self) -> str:
+        """It for a person."""
+        return {
+            Source.MEMORY: "the nodes' memory",
+            Source.PEER: "the nodes' memory and copies in it",
+            Source.DISK: "the nodes' disks",
+            Source.STORE: "the store",
+        }[self]
 
 
 class Outcome(StrEnum):
@@ -20,12 +32,31 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """A copy to be brought to a rank's node, of the first that gives it whole.
+
+    Attributes:
+        nodes: Nodes in whose memory it lies.
+        disks: Nodes on whose disk it lies; they are asked behind the others.
+    """
+
+    rank: int
+    nodes: tuple[str, ...] = ()
+    disks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The checkpoint that an attempt starts from: written at `step` by `attempt`."""
+    """The checkpoint that an attempt starts from: written at `step` by `attempt`.
+
+    Attributes:
+        fetches: What has to be brought to the nodes before their ranks start.
+    """
 
     step: int
     attempt: int
     source: Source
+    fetches: tuple[Fetch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +134,23 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """Have a checkpoint never be restored again, by no run; `found_by` is an attempt."""
+
+    step: int
+    attempt: int
+    why: str
+    found_by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prune:
+    """Delete committed checkpoints, given as (step, attempt), oldest first."""
+
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetInterval:
     """Save every `interval_steps` from `effective_step` on; the rest is why, for the reader."""
 
@@ -113,6 +161,14 @@ class SetInterval:
     goodput: float
     binding: str
     inputs: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Tell nodes where their buddies take copies of what they stage; the others know it."""
+
+    attempt: int
+    buddies: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +199,10 @@ Action = (
     | StartRanks
     | StopRanks
     | Commit
+    | Quarantine
+    | Prune
     | SetInterval
+    | Pair
     | Snapshot
     | Wait
     | Finish

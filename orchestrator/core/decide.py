@@ -15,7 +15,10 @@ from orchestrator.core.rules import (
     ledger,
     move,
     operator,
+    pair,
+    quarantine,
     restart,
+    retention,
     start,
 )
 from orchestrator.core.state import State
@@ -30,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     attempt_trouble.stop_after_slow_start,
     finish.finished,
     ledger.note,  # before the run goes on, or ends, over the incident
+    quarantine.quarantine,
     attempt_over.user_error,
     attempt_over.storage_error,
     attempt_over.no_progress,
@@ -46,7 +50,9 @@ RULES: tuple[Rule, ...] = (
     allocation.give_back,
     launch.no_capacity,
     operator.snapshot,
+    pair.pair,
     interval.interval,
+    retention.prune,  # last: nothing waits for it
 )
 
 

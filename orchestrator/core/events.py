@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from orchestrator.core.actions import Decision
 from orchestrator.core.policy import Policy
+from orchestrator.core.saves import SaveCost, ShardCost
 
 
 class Ending(StrEnum):
@@ -65,9 +66,34 @@ class OperatorSaid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueRead:
-    """The store's committed checkpoints as (step, attempt), newest first."""
+    """The store's committed checkpoints as (step, attempt), newest first.
+
+    Attributes:
+        commits: Those that may be restored.
+        quarantined: Those that may not.
+    """
 
     commits: tuple[tuple[int, int], ...]
+    quarantined: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineRead:
+    """Checkpoints that somebody else has put into quarantine since, as (step, attempt)."""
+
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPlanned:
+    """Commits in the store that no rule of the run's file keeps, as (step, attempt), oldest first.
+
+    Attributes:
+        problem: Why it is not known, "" when it is.
+    """
+
+    places: tuple[tuple[int, int], ...]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +105,32 @@ class CatalogueUnknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedShard:
-    """A complete snapshot of one rank in its node's memory; `world` 0 is not known."""
+    """A complete snapshot of one rank in its node's memory.
+
+    Attributes:
+        world: Number of ranks of its attempt, 0 when not known.
+        for_store: Whether it goes to the store as well.
+    """
 
     rank: int
     step: int
     attempt: int
     world: int = 0
+    for_store: bool = True
+
+
+PEER, DISK = "peer", "disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A sealed copy of one rank's snapshot that a node keeps: in memory as `peer`, or on `disk`."""
+
+    tier: str
+    rank: int
+    step: int
+    attempt: int
+    world: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +145,8 @@ class AgentJoined:
         attempt: The attempt that its ranks belong to, 0 for none.
         job: The allocation that the node belongs to, "" when that is not known.
         unfit: Why no rank can run there, as the agent found by looking, "" when nothing is wrong.
+        replicas: What the node keeps of copies.
+        replica_address: Where it takes and gives them, "" for nowhere.
     """
 
     node: str
@@ -109,6 +157,8 @@ class AgentJoined:
     staged: tuple[StagedShard, ...] = ()
     job: str = ""
     unfit: str = ""
+    replicas: tuple[Replica, ...] = ()
+    replica_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +246,8 @@ class RankExited:
 
     Attributes:
         code: Exit code, or minus the signal's number.
-        note: `restore_failed` or `stage_refused` for the two exit codes that mean that.
+        note: `restore_failed`, `checkpoint_damaged` or `stage_refused` for the exit codes that
+            mean that.
         age_s: Seconds between the exit and this report, on the agent's clock.
         last_line: Last line of output, at most 300 characters.
     """
@@ -268,6 +319,7 @@ class Progress:
     saves: int
     skipped_saves: int
     tokens: int
+    dropped_saves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +331,22 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """What a node keeps of copies now, and where; replaces what was known of the node."""
+
+    node: str
+    address: str
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUploaded:
-    """One rank's part of a checkpoint is in the store, with its index."""
+    """One rank's part of a checkpoint is in the store, with its index.
+
+    Attributes:
+        upload_s: From the step boundary until then; nan when the uploader did not see it begin.
+        cost: What it cost; left out of the journal, which has the sum with the commit.
+    """
 
     attempt: int
     step: int
@@ -290,6 +356,7 @@ class ShardUploaded:
     index_crc64: int
     nbytes: int
     upload_s: float
+    cost: ShardCost | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,12 +371,17 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
-    """The manifest is in the store: this checkpoint can be restored from now on."""
+    """The manifest is in the store: this checkpoint can be restored from now on.
+
+    Attributes:
+        cost: What it cost until here, None when nobody knows.
+    """
 
     step: int
     attempt: int
     manifest_key: str
     nbytes: int
+    cost: SaveCost | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +430,8 @@ Event = (
     | LeaseTaken
     | OperatorSaid
     | CatalogueRead
+    | QuarantineRead
+    | RetentionPlanned
     | CatalogueUnknown
     | AgentJoined
     | AgentLost
@@ -373,6 +447,7 @@ Event = (
     | PhaseReached
     | Progress
     | Staged
+    | Replicated
     | ShardUploaded
     | UploadFailed
     | CheckpointCommitted

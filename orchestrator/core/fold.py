@@ -5,7 +5,7 @@ running attempt are in `fold_node`, `fold_allocation` and `fold_attempt`. A reco
 an event that an agent sends again after a lost answer carries the same origin and changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,7 +19,11 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Pair,
+    Prune,
+    Quarantine,
     SetInterval,
+    Source,
     StartRanks,
     StopRanks,
     Unhold,
@@ -28,7 +32,8 @@ from orchestrator.core.actions import (
 from orchestrator.core.actions import Snapshot as SnapshotAction
 from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.record import Record
-from orchestrator.core.state import Pending, RunPhase, State
+from orchestrator.core.saves import slowest
+from orchestrator.core.state import Pending, Place, RunPhase, State
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -88,9 +93,41 @@ def _operator_said(state: State, record: Record, event: ev.OperatorSaid) -> Stat
 def _catalogue_read(state: State, record: Record, event: ev.CatalogueRead) -> State:
     commits = tuple(sorted({*state.commits, *event.commits}, reverse=True))
     # Attempts of an older run under this name are counted on: their keys are taken in the store.
-    last = max([state.last_attempt, *(attempt for _, attempt in event.commits)])
+    taken = (attempt for _, attempt in (*event.commits, *event.quarantined))
+    state = _shun(state, event.quarantined)
     return replace(
-        state, catalogue_read=True, catalogue_problem="", commits=commits, last_attempt=last
+        state,
+        catalogue_read=True,
+        catalogue_problem="",
+        commits=commits,
+        last_attempt=max([state.last_attempt, *taken]),
+    )
+
+
+def _quarantine_read(state: State, record: Record, event: ev.QuarantineRead) -> State:
+    return _shun(state, event.places)
+
+
+def _retention_planned(state: State, record: Record, event: ev.RetentionPlanned) -> State:
+    return replace(state, unkept=event.places, retention_problem=event.problem)
+
+
+def _prune(state: State, places: tuple[Place, ...]) -> State:
+    """Nobody may choose what is about to be deleted, whatever becomes of the deletion."""
+    return replace(
+        state,
+        commits=tuple(c for c in state.commits if c not in places),
+        unkept=tuple(p for p in state.unkept if p not in places),
+    )
+
+
+def _shun(state: State, places: Iterable[tuple[int, int]]) -> State:
+    """Know of checkpoints that are in quarantine in the store: they are not restored from it."""
+    found = frozenset(places)
+    return replace(
+        state,
+        in_quarantine=state.in_quarantine | found,
+        quarantined=state.quarantined | {(*place, Source.STORE.value) for place in found},
     )
 
 
@@ -115,6 +152,7 @@ def _progress(state: State, record: Record, event: ev.Progress) -> State:
         tokens=max(state.tokens, event.tokens),
         saves=event.saves,
         skipped_saves=event.skipped_saves,
+        dropped_saves=event.dropped_saves,
         best_step=max(state.best_step, event.min_step),
     )
 
@@ -140,8 +178,9 @@ def _committed(state: State, record: Record, event: ev.CheckpointCommitted) -> S
     shards = state.uploads.get(key, {})
     measured: Measured = state.measured
     if shards:
-        slowest = max(shard.upload_s for shard in shards.values())
-        measured = replace(measured, upload_s=(*measured.upload_s, slowest)[-KEPT_SAMPLES:])
+        upload_s = slowest(shard.upload_s for shard in shards.values())
+        if upload_s == upload_s:
+            measured = replace(measured, upload_s=(*measured.upload_s, upload_s)[-KEPT_SAMPLES:])
     incidents = tuple(
         replace(i, forgiven=True) if event.step > i.best_step else i for i in state.incidents
     )
@@ -152,6 +191,8 @@ def _committed(state: State, record: Record, event: ev.CheckpointCommitted) -> S
         failed_commits=_without(state.failed_commits, key),
         measured=measured,
         incidents=incidents,
+        committed_at=record.at,
+        last_save=event.cost or state.last_save,
     )
 
 
@@ -184,6 +225,10 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
             return allocations.given_back(state, record, action)
         case NoteNode():
             return replace(state, noted=action.incident)
+        case Quarantine(step=step, attempt=number):
+            return _shun(state, [(step, number)])
+        case Prune(places=places):
+            return _prune(state, places)
         case StartRanks():
             return attempts.start(state, record, action, decision)
         case StopRanks():
@@ -194,6 +239,8 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
                 interval_steps=action.interval_steps,
                 interval_changed_step=state.commits[0][0] if state.commits else -1,
             )
+        case Pair():
+            return attempts.paired(state, action)
         case SnapshotAction():
             return replace(state, snapshots_done_seq=state.snapshot_requested_seq)
         case Finish(outcome=outcome):
@@ -213,6 +260,11 @@ def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
         return _commit_unanswered(state, record, done.action)
     if isinstance(done.action, Finish):
         return replace(state, over=True, phase=RunPhase.OVER)
+    if isinstance(done.action, Prune):
+        if not event.ok:
+            return replace(state, retention_problem=event.detail)
+        deleted = state.deleted + len(done.action.places)
+        return replace(state, deleted=deleted, retention_problem="")
     if isinstance(done.action, Launch):
         return allocations.answered(state, record, event.key, event)
     if isinstance(done.action, Unhold) and event.ok:
@@ -245,6 +297,8 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.LeaseTaken: _lease_taken,
     ev.OperatorSaid: _operator_said,
     ev.CatalogueRead: _catalogue_read,
+    ev.QuarantineRead: _quarantine_read,
+    ev.RetentionPlanned: _retention_planned,
     ev.CatalogueUnknown: _catalogue_unknown,
     ev.AgentJoined: nodes.joined,
     ev.AgentLost: nodes.lost,
@@ -260,6 +314,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.PhaseReached: attempts.phase_reached,
     ev.Progress: _progress,
     ev.Staged: nodes.staged,
+    ev.Replicated: nodes.replicated,
     ev.ShardUploaded: _shard_uploaded,
     ev.UploadFailed: _upload_failed,
     ev.CheckpointCommitted: _committed,

@@ -7,7 +7,14 @@ ranks of an old attempt changes nothing here.
 from dataclasses import replace
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Decision, SetInterval, Snapshot, StartRanks, StopRanks
+from orchestrator.core.actions import (
+    Decision,
+    Pair,
+    SetInterval,
+    Snapshot,
+    StartRanks,
+    StopRanks,
+)
 from orchestrator.core.record import Record
 from orchestrator.core.state import (
     Attempt,
@@ -49,6 +56,7 @@ def start(state: State, record: Record, action: StartRanks, decision: Decision) 
         excluded_lately=state.excluded_lately + len(action.exclude),
         saves=0,
         skipped_saves=0,
+        dropped_saves=0,
     )
     return _update_incident(
         state,
@@ -77,12 +85,29 @@ def order_stop(state: State, record: Record, action: StopRanks, reason: str) -> 
     return _close_if_over(replace(state, attempt=attempt, phase=RunPhase.STOPPING), record)
 
 
+def paired(state: State, action: Pair) -> State:
+    """Nodes are told where their buddies take copies."""
+    attempt = _current(state, action.attempt)
+    if attempt is None:
+        return state
+    return replace(state, attempt=replace(attempt, buddies={**attempt.buddies, **action.buddies}))
+
+
+def unpair(state: State, node: str) -> State:
+    """An agent that comes, or comes again, is told once more."""
+    attempt = state.attempt
+    if attempt is None or node not in attempt.buddies:
+        return state
+    known = {name: at for name, at in attempt.buddies.items() if name != node}
+    return replace(state, attempt=replace(attempt, buddies=known))
+
+
 def drop_orders(state: State, number: int) -> State:
     """Nobody must carry out what was ordered for an attempt that stops or is over."""
     pending = {
         key: p
         for key, p in state.pending.items()
-        if not isinstance(p.action, StartRanks | StopRanks | SetInterval | Snapshot)
+        if not isinstance(p.action, StartRanks | StopRanks | SetInterval | Snapshot | Pair)
         or p.action.attempt != number
     }
     return replace(state, pending=pending)
@@ -236,10 +261,12 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
     if attempt is None or attempt.verdict is not None:
         return state
     attempt = replace(attempt, verdict=event, verdict_seq=record.seq)
-    quarantined = state.quarantined
+    quarantined, node = state.quarantined, event.node
     if event.fault == "restore_failed" and attempt.restore is not None:
         failed = attempt.restore
         quarantined |= {(failed.step, failed.attempt, failed.source.value)}
+        if failed.fetches:
+            node = None  # whoever told of it did not keep the copies
     first = attempt.first_trouble
     planned_at = (attempt.stop_ordered_at if attempt.moved else None) or record.at
     best_step = max(state.best_step, attempt.min_step)
@@ -248,7 +275,7 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         attempt=event.attempt,
         fault=event.fault,
         fault_class=event.fault_class,
-        node=event.node,
+        node=node,
         rank=event.rank,
         cause=event.cause,
         fault_at=attempt.trouble_since if first else planned_at,

@@ -43,7 +43,10 @@ def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
         given_back=any(a.given_back for a in state.allocations if a.job and a.job == event.job),
         former=former,
         staged=event.staged,
+        replicas=event.replicas,
+        replica_address=event.replica_address,
     )
+    state = attempts.unpair(state, event.node)
     return allocations.joined(with_node(state, node), event.job)
 
 
@@ -53,7 +56,7 @@ def lost(state: State, record: Record, event: ev.AgentLost) -> State:
     if node is None or node.incarnation != event.incarnation or not node.alive:
         return state
     gone = replace(node, alive=False, lost_why=event.why, lost_at=record.at, staged=())
-    state = with_node(state, gone)
+    state = with_node(state, replace(gone, replicas=(), replica_address=""))
     return attempts.lose_node(state, record, event.node, event.why, event.silent_s)
 
 
@@ -93,6 +96,14 @@ def staged(state: State, record: Record, event: ev.Staged) -> State:
     if node is None or not node.alive:
         return state
     return with_node(state, replace(node, staged=event.shards))
+
+
+def replicated(state: State, record: Record, event: ev.Replicated) -> State:
+    """What a living node keeps of copies."""
+    node = state.nodes.get(event.node)
+    if node is None or not node.alive:
+        return state
+    return with_node(state, replace(node, replicas=event.replicas, replica_address=event.address))
 
 
 def with_node(state: State, node: Node) -> State:

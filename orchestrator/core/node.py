@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.core.events import Ending, StagedShard
+from orchestrator.core.events import Ending, Replica, StagedShard
 
 
 class AllocationPhase(StrEnum):
@@ -90,6 +90,8 @@ class Node:
         warned_at: When that was heard.
         given_back: The run ends its allocation.
         former: Replaced incarnations; nothing that they say counts.
+        replicas: Copies of snapshots, of other nodes in its memory and of its own on its disk.
+        replica_address: Where it takes and gives them, "" for nowhere.
     """
 
     name: str
@@ -110,6 +112,8 @@ class Node:
     given_back: bool = False
     former: frozenset[str] = frozenset()
     staged: tuple[StagedShard, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    replica_address: str = ""
 
     @property
     def complaint(self) -> str:

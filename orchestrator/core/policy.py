@@ -27,6 +27,8 @@ class Policy:
         max_lost_work_s: Most work, in seconds, that one fault may cost (RPO).
         max_overhead: Largest share of time that saving may take, 0..1.
         prior_per_1000_node_days: Expected faults before any were seen.
+        peers: Whether nodes keep copies of each other's memory.
+        fetch_timeout_s: Longest time for bringing such copies back before ranks start.
     """
 
     launch_timeout_s: float = 120.0
@@ -46,3 +48,5 @@ class Policy:
     max_lost_work_s: float = 1_800.0
     max_overhead: float = 0.02
     prior_per_1000_node_days: float = 24.0
+    peers: bool = False
+    fetch_timeout_s: float = 600.0

@@ -8,6 +8,10 @@ from orchestrator.core.events import FaultJudged, RunRequested, ShardUploaded
 from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.node import Allocation, Node
 from orchestrator.core.policy import Policy
+from orchestrator.core.saves import SaveCost
+
+Place = tuple[int, int]
+"""A checkpoint: step and attempt."""
 
 
 class RunPhase(StrEnum):
@@ -71,6 +75,7 @@ class Attempt:
         moved_seq: The record that ordered it.
         first_trouble: The clue that ended the healthy part, None while healthy.
         min_step: Last step that all ranks finished; -1 before the first.
+        buddies: For each node that was told, where its buddy takes copies.
     """
 
     number: int
@@ -102,6 +107,7 @@ class Attempt:
     max_step: int = -1
     verdict: FaultJudged | None = None
     verdict_seq: int = 0
+    buddies: dict[str, str] = field(default_factory=dict)
 
     @property
     def world(self) -> int:
@@ -211,6 +217,10 @@ class State:
     catalogue_problem: str = ""
     commits: tuple[tuple[int, int], ...] = ()
     quarantined: frozenset[tuple[int, int, str]] = frozenset()
+    in_quarantine: frozenset[Place] = frozenset()
+    unkept: tuple[Place, ...] = ()
+    deleted: int = 0
+    retention_problem: str = ""
     uploads: dict[tuple[int, int], dict[int, ShardUploaded]] = field(default_factory=dict)
     failed_commits: dict[tuple[int, int], FailedCommit] = field(default_factory=dict)
     refused: frozenset[tuple[int, int]] = frozenset()
@@ -223,6 +233,9 @@ class State:
     tokens: int = 0
     saves: int = 0
     skipped_saves: int = 0
+    dropped_saves: int = 0
+    committed_at: float = 0.0
+    last_save: SaveCost | None = None
     measured: Measured = field(default_factory=Measured)
     stop_requested_seq: int = 0
     snapshot_requested_seq: int = 0

@@ -16,6 +16,9 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Pair,
+    Prune,
+    Quarantine,
     SetInterval,
     Snapshot,
     StartRanks,
@@ -23,6 +26,7 @@ from orchestrator.core.actions import (
     Unhold,
 )
 from orchestrator.core.ledger import NodeIncident
+from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import Pending, State
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import (
@@ -32,8 +36,11 @@ from orchestrator.launch.launcher import (
     LaunchUnknownError,
 )
 from orchestrator.ledger import Ledger
+from orchestrator.supervisor.fetching import orders as fetch_orders
+from orchestrator.supervisor.keeping import prune, put_in_quarantine
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
+    Buddy,
     Control,
     OrderBody,
     Outcome,
@@ -57,11 +64,13 @@ class Context:
     Attributes:
         step_ahead: A step that an order given now reaches all ranks before. The journal knows
             only now and then how far they are, so what a decision asks for may be behind them.
+        cost_of: What the save of a step and attempt cost, None when nobody knows.
     """
 
     state: Callable[[], State]
     step_ahead: Callable[[], int]
     emit: Callable[[ev.Event], None]
+    cost_of: Callable[[tuple[int, int]], SaveCost | None] = lambda _: None
 
 
 class Executor:
@@ -75,7 +84,9 @@ class Executor:
         ledger: Ledger,
         spec: AllocationSpec,
         context: Context,
+        goodbye_s: float = GOODBYE_S,
     ) -> None:
+        self._goodbye_s = goodbye_s
         self._sessions = sessions
         self._launcher = launcher
         self._store = store
@@ -135,6 +146,12 @@ class Executor:
                 return await self._stop_ranks(pending.key, stop)
             case Commit() as wanted:
                 return await self._commit(wanted)
+            case Quarantine() as spoilt:
+                assert self._store is not None, "nothing is restored from no store"
+                return await put_in_quarantine(self._store, self._spec.name, spoilt)
+            case Prune(places=places):
+                assert self._store is not None, "nothing is committed to no store"
+                return await prune(self._store, self._spec.name, places)
             case SetInterval() as change:
                 order = Control(
                     attempt=change.attempt,
@@ -142,6 +159,8 @@ class Executor:
                     effective_step=max(change.effective_step, self._context.step_ahead()),
                 )
                 return await self._order_all(pending.key, change.attempt, order)
+            case Pair() as pair:
+                return await self._pair(pending.key, pair)
             case Snapshot() as snapshot:
                 step = max(snapshot.step, self._context.step_ahead())
                 order = Control(attempt=snapshot.attempt, snapshot_step=step)
@@ -210,6 +229,9 @@ class Executor:
         state = self._context.state()
         timeout_s = state.policy.start_timeout_s
         first = start.nodes[0]
+        brought, why = await self._fetch(key, start, timeout_s)
+        if not brought:
+            return False, why
         port = await self._order(
             first, f"{key}/port", ReservePort(attempt=start.attempt), timeout_s
         )
@@ -239,6 +261,29 @@ class Executor:
             )
         )
         return _all(outcomes)
+
+    async def _fetch(self, key: str, start: StartRanks, timeout_s: float) -> tuple[bool, str]:
+        """Have the nodes bring what their ranks lack; one that cannot tells of failed ranks."""
+        state = self._context.state()
+        wanted = fetch_orders(start, state.nodes, state.policy.fetch_timeout_s)
+        return _all(
+            await asyncio.gather(
+                *(
+                    self._order(node, f"{key}/fetch/{node}", body, timeout_s + body.timeout_s)
+                    for node, body in wanted.items()
+                )
+            )
+        )
+
+    async def _pair(self, key: str, pair: Pair) -> tuple[bool, str]:
+        return _all(
+            await asyncio.gather(
+                *(
+                    self._order(node, f"{key}/{node}", Buddy(attempt=pair.attempt, address=at))
+                    for node, at in pair.buddies.items()
+                )
+            )
+        )
 
     async def _stop_ranks(self, key: str, stop: StopRanks) -> tuple[bool, str]:
         state = self._context.state()
@@ -277,6 +322,7 @@ class Executor:
             for s in shards.values()
         ]
         world = next(iter(shards.values())).world
+        cost = self._context.cost_of((wanted.step, wanted.attempt))
         name = self._spec.name
         write_id = f"{name}/{wanted.attempt}/commit/{wanted.step}"
         try:
@@ -289,6 +335,7 @@ class Executor:
                 records,
                 world=world,
                 write_id=write_id,
+                tokens=(cost.tokens or None) if cost is not None else None,
             )
         except CommitRefused as error:
             self._refuse(wanted, str(error))
@@ -304,6 +351,7 @@ class Executor:
                 attempt=wanted.attempt,
                 manifest_key=outcome.manifest_key,
                 nbytes=outcome.nbytes,
+                cost=cost,
             )
         )
         return True, outcome.manifest_key
@@ -324,10 +372,10 @@ class Executor:
         return True, ""
 
     async def _shut_down(self, key: str, nodes: tuple[str, ...]) -> None:
-        """Have agents end and wait until they are gone, at most `GOODBYE_S`."""
+        """Have agents end and wait until they are gone, for a bounded time."""
         order = Shutdown(grace_s=self._context.state().policy.kill_grace_s)
         await asyncio.gather(*(self._order(node, f"{key}/{node}", order) for node in nodes))
-        await self._sessions.all_gone(nodes, GOODBYE_S)
+        await self._sessions.all_gone(nodes, self._goodbye_s)
 
     async def _order(
         self, node: str, key: str, body: OrderBody, timeout_s: float = ORDER_TIMEOUT_S

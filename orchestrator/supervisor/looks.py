@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from checkpointing.errors import StoreError
+from checkpointing.quarantine import quarantined_places
 from checkpointing.resolver import list_commits
 from checkpointing.store.base import ObjectStore
 from monitors.observations import Ok
@@ -30,6 +31,9 @@ OBSERVE_S = 0.25
 FRESH_S = 1.0
 LEDGER_S = 2.0
 CATALOGUE_RETRY_S = 3.0
+QUARANTINE_S = 60.0
+
+Places = tuple[tuple[int, int], ...]
 
 
 class Looks:
@@ -135,13 +139,34 @@ class Looks:
         problem = ""
         while True:
             try:
-                found = await asyncio.to_thread(list_commits, store, run)
+                found, quarantined = await asyncio.to_thread(_catalogue_of, store, run)
             except StoreError as error:
                 if str(error) != problem:
                     problem = str(error)
                     self._emit(ev.CatalogueUnknown(why=problem))
                 await asyncio.sleep(CATALOGUE_RETRY_S)
                 continue
-            commits = tuple((commit.step, commit.attempt) for commit in found)
-            self._emit(ev.CatalogueRead(commits=commits))
+            self._emit(ev.CatalogueRead(commits=found, quarantined=quarantined))
             return
+
+    async def read_quarantine(self, store: ObjectStore, run: str) -> None:
+        """Hear of what persons and other runs put into quarantine; no answer changes nothing."""
+        while True:
+            await asyncio.sleep(QUARANTINE_S)
+            state = self._state()
+            if not state.catalogue_read:
+                continue
+            try:
+                places = await asyncio.to_thread(quarantined_places, store, run)
+            except StoreError as error:
+                log.info("the quarantine cannot be read: %s", error)
+                continue
+            new = places & frozenset(state.commits) - state.in_quarantine
+            if new:
+                self._emit(ev.QuarantineRead(places=tuple(sorted(new, reverse=True))))
+
+
+def _catalogue_of(store: ObjectStore, run: str) -> tuple[Places, Places]:
+    """Return what may be restored and what may not, newest first."""
+    usable = tuple(commit.place for commit in list_commits(store, run))
+    return usable, tuple(sorted(quarantined_places(store, run), reverse=True))

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +21,14 @@ from orchestrator.errors import PreconditionError
 from orchestrator.launch.launcher import AllocationSpec, Launcher
 from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import judge
-from orchestrator.supervisor.execute import Context, Executor
+from orchestrator.supervisor.costs import SaveCosts
+from orchestrator.supervisor.execute import GOODBYE_S, Context, Executor
 from orchestrator.supervisor.inbound import Inbound, is_repeated, live_attempt_of, strangers
 from orchestrator.supervisor.journal import Journal
 from orchestrator.supervisor.lease import LEASE_S, Lease
 from orchestrator.supervisor.looks import Looks
 from orchestrator.supervisor.probe import Prober
+from orchestrator.supervisor.retention import Retention
 from orchestrator.supervisor.scrape import EVERY_S as SCRAPE_S
 from orchestrator.supervisor.scrape import Scraper
 from orchestrator.supervisor.server import Pages, Server
@@ -67,6 +69,7 @@ class Supervisor:
         self.state = state
         self._history = history
         self._scraper = Scraper()
+        self._costs = SaveCosts()
         self._journal = journal
         self._lease = lease
         self._store = store
@@ -88,8 +91,11 @@ class Supervisor:
             state=lambda: self.state,
             step_ahead=lambda: self.watch.step_ahead(time.monotonic()),
             emit=self.emit,
+            cost_of=lambda key: self._costs.of(key, self.state, self._now()),
         )
-        self._executor = Executor(self.sessions, launcher, store, ledger, _spec_of(config), context)
+        self._executor = Executor(
+            self.sessions, launcher, store, ledger, _spec_of(config), context, _goodbye_s(config)
+        )
 
     def emit(self, event: Event) -> None:
         """Hand an event to the loop."""
@@ -139,9 +145,7 @@ class Supervisor:
                     self._looks.read_ledger(),
                 )
             ]
-            if self._store is not None and not self.state.catalogue_read:
-                reading = self._looks.read_catalogue(self._store, self._config.run.name)
-                tasks.append(asyncio.ensure_future(reading))
+            tasks += [asyncio.ensure_future(work) for work in self._store_work()]
             while not self.state.over:
                 await self._turn(tasks)
             return self.state
@@ -153,6 +157,18 @@ class Supervisor:
             await self._prober.close()
             await self._executor.close()
             await self.server.stop()
+
+    def _store_work(self) -> "Iterator[Coroutine[Any, Any, None]]":
+        """Yield what goes on beside the loop with the store."""
+        store, run = self._store, self._config.run.name
+        if store is None:
+            return
+        if not self.state.catalogue_read:
+            yield self._looks.read_catalogue(store, run)
+        yield self._looks.read_quarantine(store, run)
+        if (keep := self._config.checkpoint.keep) is not None:
+            retention = Retention(store, run, keep.policy(), lambda: self.state, self.emit)
+            yield retention.run()
 
     def _open(self) -> None:
         """Write the first records of this epoch."""
@@ -268,8 +284,8 @@ class Supervisor:
             records.append((record, state))
         if not records:
             return
-        self._lease.check()
         try:
+            self._lease.check()
             self._journal.append([record for record, _ in records])
         except OSError as error:
             raise PreconditionError(
@@ -321,6 +337,8 @@ class Supervisor:
                 staged=hello.staged,
                 job=hello.job,
                 unfit=hello.unfit,
+                replicas=hello.replicas,
+                replica_address=hello.replica_address,
             )
         )
         incarnation, n = self.state.seen.get(hello.node, ("", 0))
@@ -338,7 +356,7 @@ class Supervisor:
             return
         self.watch.alive(hello.node, time.monotonic())
         origin = Origin(node=hello.node, incarnation=hello.incarnation, n=fact.n)
-        self._inbox.put_nowait(Inbound(fact.event, origin))
+        self._inbox.put_nowait(Inbound(self._costs.keep(fact.event), origin))
 
     def _report(self, hello: Hello, report: Report) -> None:
         if self._is_former(hello):
@@ -350,9 +368,16 @@ class Supervisor:
         self._looks.hurry()
 
     async def _renew(self) -> None:
+        """Renew the lease; a file system away for a moment is no reason to leave.
+
+        Should others have taken over meanwhile, the next renewal or append finds out.
+        """
         while True:
             await asyncio.sleep(LEASE_S / 4)
-            self._lease.renew()
+            try:
+                self._lease.renew()
+            except OSError as error:
+                log.warning("cannot renew the lease, trying again: %s", error)
 
     async def _scrape(self) -> None:
         while True:
@@ -364,6 +389,12 @@ def _ledger_of(config: RunConfig) -> Ledger:
     """Local nodes are called alike in every run and are none that runs could share."""
     is_shared = config.nodes.launcher == "slurm"
     return Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
+
+
+def _goodbye_s(config: RunConfig) -> float:
+    """Return how long agents may take to leave: the last folder that they watch has to be sent."""
+    watches = config.checkpoint.watch is not None
+    return GOODBYE_S + (config.timeouts.final_upload_s if watches else 0.0)
 
 
 def _spec_of(config: RunConfig) -> AllocationSpec:

@@ -224,6 +224,7 @@ class Watch:
             saves=min(report.saves for report in reports),
             skipped_saves=max(report.skipped_saves for report in reports),
             tokens=max(report.tokens for report in reports),
+            dropped_saves=max(report.dropped_saves for report in reports),
         )
         last = self._last_progress
         if last is not None and (last.min_step, last.saves) == (event.min_step, event.saves):

@@ -10,6 +10,7 @@ from orchestrator.core.codec import encode
 from orchestrator.core.events import Event
 from orchestrator.core.record import Record
 from orchestrator.views import units
+from orchestrator.views.saves import cost_json, cost_words
 
 
 def kind_of(event: Event) -> str:
@@ -63,8 +64,7 @@ def origin(restore: act.Restore | None) -> str:
     """Say where an attempt starts from."""
     if restore is None:
         return "from step 0"
-    where = "the nodes' memory" if restore.source is act.Source.MEMORY else "the store"
-    return f"from step {restore.step:,} in {where}"
+    return f"from step {restore.step:,} in {restore.source.words}"
 
 
 def describe_action(action: act.Action) -> str:
@@ -92,11 +92,17 @@ def describe_action(action: act.Action) -> str:
             return f"{how} attempt {action.attempt} on {', '.join(action.nodes) or 'no node'}"
         case act.Commit(step=step):
             return f"commit checkpoint {step:,}"
+        case act.Quarantine(step=step, attempt=number):
+            return f"put checkpoint {step:,} of attempt {number} into quarantine"
+        case act.Prune(places=places):
+            return f"delete {units.count(len(places), 'checkpoint')} that no rule keeps"
         case act.SetInterval():
             return (
                 f"checkpoint every {units.count(action.interval_steps, 'step')} "
                 f"(was {action.previous_steps:,}) from step {action.effective_step:,}"
             )
+        case act.Pair(buddies=buddies):
+            return f"tell {', '.join(buddies)} where copies of their memory go"
         case act.Snapshot(step=step):
             return f"save once at step {step:,}"
         case act.Wait():
@@ -158,6 +164,18 @@ def _staged(e: ev.Staged) -> str:
     return f"{e.node} holds in memory: step " + (", ".join(map(str, steps)) or "none")
 
 
+def _replicated(e: ev.Replicated) -> str:
+    if not e.address:
+        return f"{e.node} takes no copies now"
+    held = {tier: {r.step for r in e.replicas if r.tier == tier} for tier in (ev.PEER, ev.DISK)}
+    parts = [
+        f"{where} of step {', '.join(map(str, sorted(steps)))}"
+        for where, steps in (("for others", held[ev.PEER]), ("on its disk", held[ev.DISK]))
+        if steps
+    ]
+    return f"{e.node} keeps copies " + (" and ".join(parts) or "of nothing yet")
+
+
 def _judged(e: ev.FaultJudged) -> str:
     blame = [e.node or "", f"rank {e.rank}" if e.rank is not None else ""]
     who = " ".join(part for part in blame if part) or "nobody known"
@@ -197,8 +215,15 @@ def _ledger(e: ev.LedgerRead) -> str:
 
 
 def _uploaded(e: ev.ShardUploaded) -> str:
-    how = f"{units.size(e.nbytes)} in {units.seconds(e.upload_s)}"
+    took = f" in {units.seconds(e.upload_s)}" if math.isfinite(e.upload_s) else ""
+    how = f"{units.size(e.nbytes)}{took}"
     return f"rank {e.rank} stored its part of step {e.step:,} ({how})"
+
+
+def _committed(e: ev.CheckpointCommitted) -> str:
+    text = f"checkpoint {e.step:,} is committed ({units.size(e.nbytes)})"
+    words = cost_words(cost_json(e.cost))
+    return f"{text}: {words}" if words else text
 
 
 WORDS: dict[type, Callable[[Any], str]] = {
@@ -215,6 +240,15 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.CatalogueRead: lambda e: (
         f"the store holds {units.count(len(e.commits), 'checkpoint')}"
         + (f", the newest of step {e.commits[0][0]:,}" if e.commits else "")
+        + (f", and {len(e.quarantined)} in quarantine" if e.quarantined else "")
+    ),
+    ev.QuarantineRead: lambda e: (
+        "in quarantine now: " + ", ".join(f"step {s:,} of attempt {a}" for s, a in e.places)
+    ),
+    ev.RetentionPlanned: lambda e: (
+        f"it is not known what to delete: {e.problem}"
+        if e.problem
+        else f"no rule keeps {units.count(len(e.places), 'checkpoint')}"
     ),
     ev.CatalogueUnknown: lambda e: f"the store gave no list of checkpoints: {e.why}",
     ev.AgentJoined: _joined,
@@ -231,11 +265,10 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.PhaseReached: _phase,
     ev.Progress: _progress,
     ev.Staged: _staged,
+    ev.Replicated: _replicated,
     ev.ShardUploaded: _uploaded,
     ev.UploadFailed: lambda e: f"rank {e.rank} could not store step {e.step:,}: {e.error}",
-    ev.CheckpointCommitted: lambda e: (
-        f"checkpoint {e.step:,} is committed ({units.size(e.nbytes)})"
-    ),
+    ev.CheckpointCommitted: _committed,
     ev.CommitRefused: lambda e: f"checkpoint {e.step:,} was refused: {e.why}",
     ev.FaultJudged: _judged,
     ev.DecisionMade: _decided,

@@ -6,19 +6,29 @@ progress and records it keeps a bounded number.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Commit, Decision, Finish, SetInterval
+from orchestrator.core.actions import Commit, Decision, Finish, Prune, SetInterval
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Record
+from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import Attempt, State
 
 KEPT_POINTS = 2048
 KEPT_RECORDS = 200
-QUIET = (ev.Progress, ev.Staged, ev.ShardUploaded, ev.ActionDone, ev.PolicySet, ev.RanksGone)
+KEPT_CODES = 32
+QUIET = (
+    ev.Progress,
+    ev.Staged,
+    ev.Replicated,
+    ev.ShardUploaded,
+    ev.ActionDone,
+    ev.PolicySet,
+    ev.RanksGone,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +52,29 @@ class Committed:
     nbytes: int
 
 
+@dataclass(slots=True, kw_only=True)
+class Sums:
+    """What all committed saves took together, as far as it was measured."""
+
+    sent_nbytes: int = 0
+    hedges: int = 0
+    retries: Counter[str] = field(default_factory=Counter)
+
+    def add(self, cost: SaveCost) -> None:
+        """Count one more; codes beyond a bound, which a store makes up, count together."""
+        self.sent_nbytes += cost.sent_nbytes
+        self.hedges += cost.hedges
+        for code, times in cost.retries.items():
+            is_known = code in self.retries or len(self.retries) < KEPT_CODES
+            self.retries[code if is_known else "other"] += times
+
+
 def is_quiet(event: ev.Event) -> bool:
     """Whether the event is routine: left out where only what matters is shown."""
     if isinstance(event, ev.DecisionMade):
-        return isinstance(event.decision.action, Commit)
+        return isinstance(event.decision.action, Commit | Prune)
+    if isinstance(event, ev.RetentionPlanned):
+        return not event.problem
     return isinstance(event, QUIET)
 
 
@@ -57,6 +86,7 @@ class History:
         points: Progress per attempt, thinned when it gets long.
         away: Times without a supervisor, as (last record before, lease taken).
         presence: Times that each node was there, as [from, until]; until is None while it is.
+        sums: What the saves took together.
         interval: The last decision that moved the checkpoint interval.
         finish_at: When the end of the run was decided, None before.
         notable: The latest records that a person may want to read.
@@ -67,6 +97,7 @@ class History:
         self.points: dict[int, list[Point]] = {}
         self.away: list[tuple[float, float]] = []
         self.commits: list[Committed] = []
+        self.sums = Sums()
         self.presence: dict[str, list[tuple[float, float | None]]] = {}
         self.interval: Decision | None = None
         self.holder: str = ""
@@ -161,6 +192,8 @@ class History:
         self.commits.append(
             Committed(at=record.at, step=event.step, attempt=event.attempt, nbytes=event.nbytes)
         )
+        if event.cost is not None:
+            self.sums.add(event.cost)
 
     def _node(self, record: Record, event: ev.AgentJoined | ev.AgentLost, state: State) -> None:
         stays = self.presence.setdefault(event.node, [])

@@ -19,6 +19,7 @@ from orchestrator.views.events import describe, line
 from orchestrator.views.goodput import Use, account
 from orchestrator.views.history import History, is_quiet
 from orchestrator.views.palette import COLOR
+from orchestrator.views.saves import missed_words, saving_bar
 from orchestrator.views.status import headline, status
 from orchestrator.views.tables import (
     attempt_words,
@@ -149,6 +150,9 @@ def _body(state: State, history: History, now: float) -> RenderableType:
         rows.append(("attempt", attempt_words(body["attempt"])))
     rows.append(("checkpoint", checkpoint_words(body["checkpoints"])))
     if body["checkpoints"]["enabled"]:
+        rows.append(("saving", saving_bar(body["checkpoints"])))
+        if missed := missed_words(body["checkpoints"]):
+            rows.append(("not saved", Text(missed, style="yellow")))
         rows.append(("interval", f"every {count(state.interval_steps, 'step')}"))
     rows.append(("goodput", _bar(state, history, now)))
     recent = [event_line(record) for record in list(history.notable)[-EVENTS:]]

@@ -19,6 +19,8 @@ from prometheus_client.registry import Collector
 
 from orchestrator.core import budgets
 from orchestrator.core.state import RunPhase, State
+from orchestrator.views import checkpoint_metrics
+from orchestrator.views.families import counter, gauge
 from orchestrator.views.goodput import account, phases
 from orchestrator.views.history import History
 
@@ -47,7 +49,7 @@ class RunCollector(Collector):
         run, now = state.run.run, self._now()
         yield from _run(state, run)
         yield from _progress(state, history, run)
-        yield from _checkpoints(state, history, run)
+        yield from checkpoint_metrics.families(state, history, run, now)
         yield from _incidents(state, run, now)
         yield from _nodes(state, run)
         yield from _goodput(state, history, run, now)
@@ -58,19 +60,6 @@ def render(snapshot: Snapshot, now: Callable[[], float] = time.time) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(snapshot, now))
     return generate_latest(registry)
-
-
-def _gauge(name: str, doc: str, run: str, value: float | None) -> Iterator[Metric]:
-    if value is not None:
-        family = GaugeMetricFamily(f"everstep_{name}", doc, labels=["run"])
-        family.add_metric([run], value)
-        yield family
-
-
-def _counter(name: str, doc: str, run: str, value: float) -> Iterator[Metric]:
-    family = CounterMetricFamily(f"everstep_{name}", doc, labels=["run"])
-    family.add_metric([run], value)
-    yield family
 
 
 def _run(state: State, run: str) -> Iterator[Metric]:
@@ -92,52 +81,24 @@ def _run(state: State, run: str) -> Iterator[Metric]:
     for each in RunPhase:
         phase.add_metric([run, each.value], float(each is state.phase))
     yield phase
-    yield from _gauge("supervisor_epoch", "Number of the lease in force", run, state.epoch)
+    yield from gauge("supervisor_epoch", "Number of the lease in force", run, state.epoch)
     waiting = float(bool(state.waiting_for))
-    yield from _gauge("waiting", "1 while the run waits for something outside", run, waiting)
+    yield from gauge("waiting", "1 while the run waits for something outside", run, waiting)
 
 
 def _progress(state: State, history: History, run: str) -> Iterator[Metric]:
     attempt = state.attempt
     if attempt is not None and attempt.min_step >= 0:
-        yield from _gauge("step", "Last step that all ranks finished", run, attempt.min_step)
+        yield from gauge("step", "Last step that all ranks finished", run, attempt.min_step)
     doc = "When the last finished step was first reported"
-    yield from _gauge("last_step_timestamp_seconds", doc, run, history.last_step_at())
+    yield from gauge("last_step_timestamp_seconds", doc, run, history.last_step_at())
     if state.tokens:
-        yield from _gauge("loss", "Loss of the last reported step", run, state.loss)
-        yield from _counter("useful_tokens", "Tokens trained and kept", run, state.tokens)
+        yield from gauge("loss", "Loss of the last reported step", run, state.loss)
+        yield from counter("useful_tokens", "Tokens trained and kept", run, state.tokens)
     doc = "Mean tokens per second of this attempt"
-    yield from _gauge("tokens_per_second", doc, run, history.tokens_per_s())
+    yield from gauge("tokens_per_second", doc, run, history.tokens_per_s())
     doc = "Mean seconds of one step (moving average)"
-    yield from _gauge("step_mean_seconds", doc, run, state.measured.step_s)
-
-
-def _checkpoints(state: State, history: History, run: str) -> Iterator[Metric]:
-    interval = state.interval_steps
-    yield from _gauge("checkpoint_interval_steps", "Steps between saves", run, interval)
-    if state.commits:
-        doc = "Step of the newest committed checkpoint"
-        yield from _gauge("checkpoint_last_success_step", doc, run, state.commits[0][0])
-    if history.commits:
-        doc = "When the newest checkpoint was committed"
-        newest = history.commits[-1]
-        yield from _gauge("checkpoint_last_success_timestamp_seconds", doc, run, newest.at)
-        yield from _gauge("checkpoint_bytes", "Size of the newest checkpoint", run, newest.nbytes)
-    measured = state.measured
-    if measured.stall_s:
-        doc = "Blocking time of the last save"
-        yield from _gauge("checkpoint_stall_seconds", doc, run, measured.stall_s[-1])
-    if measured.upload_s:
-        doc = "Time until the last checkpoint was in the store"
-        yield from _gauge("checkpoint_upload_seconds", doc, run, measured.upload_s[-1])
-    failures = CounterMetricFamily(
-        "everstep_checkpoint_failures", "Checkpoints that came to nothing", labels=["run", "reason"]
-    )
-    failures.add_metric([run, "commit_refused"], len(state.refused))
-    failures.add_metric([run, "restore_failed"], len(state.quarantined))
-    yield failures
-    doc = "Saves of this attempt skipped since the previous upload was not done"
-    yield from _gauge("checkpoint_skipped_saves", doc, run, state.skipped_saves)
+    yield from gauge("step_mean_seconds", doc, run, state.measured.step_s)
 
 
 def _incidents(state: State, run: str, now: float) -> Iterator[Metric]:
@@ -202,7 +163,7 @@ def _nodes(state: State, run: str) -> Iterator[Metric]:
 
 def _goodput(state: State, history: History, run: str, now: float) -> Iterator[Metric]:
     account_ = account(state, history, now)
-    yield from _gauge("goodput_ratio", "Productive time over wall time", run, account_.ratio)
+    yield from gauge("goodput_ratio", "Productive time over wall time", run, account_.ratio)
     time_used = GaugeMetricFamily(
         "everstep_wall_seconds", "Wall time of the run so far, by use", labels=["run", "use"]
     )

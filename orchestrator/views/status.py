@@ -4,12 +4,14 @@ import math
 from typing import Any
 
 from orchestrator.core import budgets
+from orchestrator.core.events import DISK, PEER
 from orchestrator.core.node import Allocation, Node
 from orchestrator.core.state import Attempt, RunPhase, State
 from orchestrator.views.events import describe, kind_of
 from orchestrator.views.goodput import account
 from orchestrator.views.history import History
 from orchestrator.views.incidents import incident_rows
+from orchestrator.views.saves import cost_json, saving
 from orchestrator.views.units import count, plain
 
 CURVE_POINTS = 160
@@ -149,8 +151,15 @@ def _node(state: State, node: Node) -> dict[str, Any]:
     warned = f"its allocation ends (SIG{node.warned})" if node.warned else ""
     warned = "given back" if node.given_back else warned
     why = node.lost_why if not node.alive else node.complaint or warned
-    staged = sorted({shard.step for shard in node.staged})
-    return {"name": node.name, "state": word, "why": why, "ranks": ranks, "in_memory": staged}
+    return {
+        "name": node.name,
+        "state": word,
+        "why": why,
+        "ranks": ranks,
+        "in_memory": sorted({shard.step for shard in node.staged}),
+        "kept_for_others": sorted({c.step for c in node.replicas if c.tier == PEER}),
+        "on_disk": sorted({c.step for c in node.replicas if c.tier == DISK}),
+    }
 
 
 def _checkpoints(state: State, history: History, now: float) -> dict[str, Any]:
@@ -172,8 +181,18 @@ def _checkpoints(state: State, history: History, now: float) -> dict[str, Any]:
         "stall_s": measured.stall_s[-1] if measured.stall_s else None,
         "upload_s": measured.upload_s[-1] if measured.upload_s else None,
         "skipped_saves": state.skipped_saves,
+        "dropped_saves": state.dropped_saves,
+        "saving": saving(state),
+        "last_save": cost_json(state.last_save),
+        "retries": dict(history.sums.retries),
         "refused": len(state.refused),
-        "problem": state.refused_why or state.last_upload_error or state.catalogue_problem or None,
+        "quarantined": [list(place) for place in sorted(state.in_quarantine, reverse=True)],
+        "deleted": state.deleted,
+        "problem": state.refused_why
+        or state.last_upload_error
+        or state.catalogue_problem
+        or state.retention_problem
+        or None,
     }
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from orchestrator.views.goodput import Use
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
 from orchestrator.views.palette import COLOR, LABEL
+from orchestrator.views.saves import cost_words, missed_words, retry_words
 from orchestrator.views.units import (
     NOT_MEASURED,
     clock,
@@ -21,6 +22,7 @@ from orchestrator.views.units import (
 
 BAR_WIDTH = 60
 TABLE_WIDTH = 124
+CHECKED = ("run", "command", "nodes", "store", "saves", "keeps")
 MOOD = {"running": "green", "finished": "green", "failed": "red", "over": "blue"}
 NODE_MOOD = {
     "training": "green",
@@ -71,6 +73,7 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     if saves["enabled"]:
         every = f"every {count(saves['interval_steps'], 'step')}: {saves['interval_why']}"
         rows.append(("interval", every))
+    rows += save_rows(saves)
     if saves["problem"]:
         rows.append(("problem", Text(saves["problem"], style="yellow")))
     spent = f"{percent(goodput['ratio'])} of {seconds(goodput['wall_s'])}"
@@ -128,6 +131,16 @@ def checkpoint_words(saves: dict[str, Any]) -> str:
         return "none committed yet"
     age = f", {seconds(saves['age_s'])} ago" if saves["age_s"] is not None else ""
     return f"step {saves['newest_step']:,}{age}, {count(saves['committed'], 'commit')} in all"
+
+
+def save_rows(saves: dict[str, Any]) -> list[tuple[str, RenderableType]]:
+    """Say what saving costs, and which saves came to nothing."""
+    rows: list[tuple[str, RenderableType]] = []
+    if words := cost_words(saves["last_save"]):
+        rows.append(("last save", words))
+    if words := missed_words(saves):
+        rows.append(("not saved", Text(words, style="yellow")))
+    return rows
 
 
 def nodes_table(nodes: list[dict[str, Any]]) -> Table:
@@ -231,6 +244,9 @@ def report_view(body: dict[str, Any]) -> RenderableType:
         ("checkpoint", checkpoint_words({**body["checkpoints"], "age_s": None})),
         ("incidents", f"{len(body['incidents'])}, {count(steps, 'step')} run again"),
     ]
+    rows += save_rows(body["checkpoints"])
+    if retries := body["checkpoints"]["retries"]:
+        rows.append(("store", retry_words(retries)))
     if "compared" in body:
         rows.append(("compared", _compared(body["compared"])))
     headline = Text(body["headline"], style="dim")
@@ -294,11 +310,11 @@ def replay_view(body: dict[str, Any]) -> RenderableType:
 
 
 def check_view(body: dict[str, Any]) -> RenderableType:
-    """Render `everstep check`: `run`, `nodes`, `store` in words and the timeouts."""
+    """Render `everstep check`: `run`, `nodes`, `store`, what is saved and kept, and timeouts."""
     table = _table("timeout", "value", "meaning")
     for row in body["timeouts"]:
         table.add_row(row["name"], seconds(row["seconds"]), row["meaning"])
-    words = grid([(name, body[name]) for name in ("run", "command", "nodes", "store")])
+    words = grid([(name, body[name]) for name in CHECKED])
     return Group(words, "", table, "", Text("ready to run; nothing was started", style="green"))
 
 

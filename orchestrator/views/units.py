@@ -65,6 +65,17 @@ def rate(per_s: float | None) -> str:
     return f"{per_s:.0f}/s"
 
 
+def speed(bytes_per_s: float | None) -> str:
+    """Render bytes per second in decimal units: `1.25 GB/s`."""
+    if bytes_per_s is None or not math.isfinite(bytes_per_s):
+        return NOT_MEASURED
+    for scale, mark in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if bytes_per_s >= scale:
+            digits = 2 if scale == 1e9 else 0
+            return f"{bytes_per_s / scale:.{digits}f} {mark}/s"
+    return f"{bytes_per_s:.0f} B/s"
+
+
 def clock(at: float) -> str:
     """Render a Unix time as local time of day."""
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")

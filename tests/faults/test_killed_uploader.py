@@ -19,7 +19,7 @@ from checkpointing.resolver import list_commits
 from checkpointing.stage.stager import Stager
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from deploy.demo.s3_server import S3Server
-from orchestrator.agent import uploads
+from orchestrator.agent import kept
 from orchestrator.agent.uploads import Uploads
 from orchestrator.core.events import ShardUploaded, UploadFailed
 from tests.faults.proxy import FaultProxy, Hold, Rule
@@ -118,8 +118,8 @@ def _steps(store: ObjectStore) -> list[int]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "RESTART_WAIT_S", 0.05)
-    monkeypatch.setattr(uploads, "LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(kept, "RESTART_WAIT_S", 0.05)
+    monkeypatch.setattr(kept, "LONGEST_WAIT_S", 0.1)
 
 
 def test_a_save_in_flight_goes_on_wherever_its_uploader_is_killed(

@@ -15,6 +15,7 @@ name = "{name}"
 [job]
 command = {command}
 workdir = "{workdir}"
+{job}
 
 [nodes]
 count = {nodes}
@@ -25,6 +26,7 @@ ranks_per_node = {ranks}
 {store}
 interval_steps = {interval}
 tune = false
+{checkpoint}
 
 [timeouts]
 heartbeat_s = 0.2
@@ -64,6 +66,8 @@ def _maker(folder: Path) -> Iterator[MakeRun]:
         step_s: float = 60.0,
         store: Path | None = None,
         workdir: Path | None = None,
+        job: str = "",
+        checkpoint: str = "",
     ) -> Run:
         toml = folder / f"{name}.toml"
         if store is not None:
@@ -78,6 +82,8 @@ def _maker(folder: Path) -> Iterator[MakeRun]:
                 ranks=ranks,
                 interval=interval,
                 step_s=step_s,
+                job=job,
+                checkpoint=checkpoint,
                 store=f'store = "file://{store}"' if store else "",
             ),
             encoding="utf-8",

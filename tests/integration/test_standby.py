@@ -1,5 +1,6 @@
 """`everstep run --standby` on two nodes: the second goes on where the first one ends, or hangs."""
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ class Pair(WatchedRun):
 
     def is_taken_over(self) -> None:
         self.wait("the second supervisor", lambda state: state.epoch == 2)
+        where = self.config.run_dir / "supervisor.json"  # written after it has said so
+        self.wait("its address", lambda _: json.loads(where.read_text("utf-8"))["epoch"] == 2)
         assert self.holder.startswith("node2:")
 
     def ended_untouched(self) -> None:

@@ -3,9 +3,19 @@
 import json
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Decision, Finish, Outcome, Source, StartRanks, StopRanks
+from orchestrator.core.actions import (
+    Decision,
+    Finish,
+    Outcome,
+    Pair,
+    Restore,
+    Source,
+    StartRanks,
+    StopRanks,
+)
 from orchestrator.core.codec import decode_record, encode
 from orchestrator.core.decide import decide
+from orchestrator.core.events import DISK, PEER, Replica
 from orchestrator.core.fold import fold
 from orchestrator.core.state import State
 from tests.simulated.world import World
@@ -23,7 +33,7 @@ def check_decision(world: World, decision: Decision) -> None:
     assert not any(isinstance(d.action, Finish) for d in made), "a decision after the finish"
     if isinstance(action, StartRanks):
         check_start(world, action)
-    if isinstance(action, StopRanks):
+    if isinstance(action, StopRanks | Pair):
         assert state.attempt is not None
         assert action.attempt == state.attempt.number
     if isinstance(action, Finish) and action.outcome is Outcome.FINISHED:
@@ -53,6 +63,30 @@ def check_start(world: World, start: StartRanks) -> None:
             assert (restore.step, restore.attempt) in good
         else:
             assert len(start.nodes) == len(world.starts[restore.attempt].nodes), "another world"
+            check_parts(world, start, restore)
+
+
+def check_parts(world: World, start: StartRanks, restore: Restore) -> None:
+    """Every rank gets its part: of its own node's memory, or of living nodes that have a copy."""
+    nodes, count = world.state.nodes, len(start.nodes) * start.ranks_per_node
+    fetches = {fetch.rank: fetch for fetch in restore.fetches}
+    assert len(fetches) == len(restore.fetches)
+    assert bool(fetches) == (restore.source is not Source.MEMORY)
+    for rank in range(count):
+        own = nodes[start.nodes[rank // start.ranks_per_node]]
+        key = (rank, restore.step, restore.attempt)
+        if rank not in fetches:
+            assert key in {(s.rank, s.step, s.attempt) for s in own.staged}
+            continue
+        fetch = fetches[rank]
+        assert fetch.nodes or fetch.disks
+        for tier, names in ((PEER, fetch.nodes), (DISK, fetch.disks)):
+            copy = Replica(
+                tier=tier, rank=rank, step=restore.step, attempt=restore.attempt, world=count
+            )
+            for name in names:
+                assert nodes[name].alive
+                assert copy in nodes[name].replicas
 
 
 def check_placement(world: World, start: StartRanks) -> None:

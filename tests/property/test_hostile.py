@@ -1,10 +1,16 @@
 """Documents made to harm are refused in one line, and nothing is executed or allocated."""
 
+import base64
+import contextlib
+import gzip
 import json
 import os
 import pickle
+import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +22,13 @@ from hypothesis import strategies as st
 from checkpointing import keys
 from checkpointing.checksum import crc64
 from checkpointing.deletion import delete_commit
-from checkpointing.errors import ManifestInvalid, RestoreFailed
+from checkpointing.errors import ArenaInvalid, ManifestInvalid, RestoreFailed
+from checkpointing.extents import Extent, Extents
 from checkpointing.manifest import Index, Manifest, Shard, read_manifest
-from checkpointing.plan import Extent
 from checkpointing.quarantine import Quarantined
 from checkpointing.resolver import list_commits
 from checkpointing.restore import Point, restore_from_store
+from checkpointing.stage.meta import Meta
 from tests.unit.checkpointing.saved import save, store_at
 
 PREFIX = keys.data_prefix("run", 5, 1)
@@ -86,9 +93,19 @@ INDEX = Index(
     extents=(EXTENT, PIECE),
 )
 RECORD = Quarantined(run="run", step=5, attempt=1, why="w", who="p", at=1.0)
+OLD = Path(__file__).parents[1] / "data" / "first_format"
+OLD_MANIFEST = (OLD / "hostile-manifest.json").read_bytes()
+OLD_INDEX = (OLD / "hostile-index.json").read_bytes()
+META = Meta(
+    skeleton=SKELETON,
+    local_skeleton={"t": "dict", "k": [], "v": []},
+    extents=Extents.of((EXTENT, PIECE)),
+)
 READERS: list[tuple[bytes, Callable[[bytes], object]]] = [
     (MANIFEST.pack(), Manifest.unpack),
     (INDEX.pack(), Index.unpack),
+    (OLD_MANIFEST, Manifest.unpack),
+    (OLD_INDEX, Index.unpack),
     (RECORD.pack(), Quarantined.unpack),
 ]
 documents = st.sampled_from(READERS)
@@ -135,7 +152,7 @@ def changed(body: Any, place: tuple[Any, ...], new: Any) -> Any:
     if not place:
         return new
     copy = dict(body) if isinstance(body, dict) else list(body)
-    copy[place[0]] = changed(body[place[0]], place[1:], new)
+    copy[place[0]] = changed(body[place[0]] if len(place) > 1 else None, place[1:], new)
     return copy
 
 
@@ -153,6 +170,9 @@ def unpack(read: Callable[[bytes], object], packed: bytes) -> object:
 def test_the_documents_are_read_as_they_are() -> None:
     assert Manifest.unpack(MANIFEST.pack()) == MANIFEST
     assert Index.unpack(INDEX.pack()) == INDEX
+    assert Manifest.unpack(OLD_MANIFEST) == MANIFEST
+    assert Index.unpack(OLD_INDEX) == INDEX
+    assert Meta.unpack(META.pack()) == META
     assert Quarantined.unpack(RECORD.pack()) == RECORD
     assert sealed(body_of(MANIFEST.pack())) == MANIFEST.pack()
 
@@ -220,8 +240,8 @@ def _is_sound(found: Manifest) -> None:
         assert all(size >= 0 for size in tensor.shape)
 
 
-def with_changes(*changes: tuple[tuple[Any, ...], Any]) -> bytes:
-    body = body_of(MANIFEST.pack())
+def with_changes(packed: bytes, *changes: tuple[tuple[Any, ...], Any]) -> bytes:
+    body = body_of(packed)
     for place, new in changes:
         body = changed(body, place, new)
     return sealed(body)
@@ -234,6 +254,18 @@ def deep(levels: int) -> Any:
     return {**SKELETON, "v": [*SKELETON["v"][:3], node]}  # type: ignore[index]
 
 
+def short(names: list[Any], prefix: str = "", kind: Any = "tensor") -> tuple[Any, ...]:
+    """Put a mapping in short form into the skeleton."""
+    inner = {"t": "dict", "k": names, "l": kind}
+    node = {"t": "dict", "k": [prefix], "v": [inner]} if prefix else inner
+    return ("skeleton", "v", 3), node
+
+
+def column(name: str, numbers: list[int]) -> tuple[Any, ...]:
+    width = {"kind": "<u1", "offset": "<i8", "crc64": "<u8", "blocks": "<u8"}.get(name, "<i4")
+    return ("tensors", name), base64.b64encode(np.array(numbers, width).tobytes()).decode()
+
+
 HUGE = 1 << 61
 CASES = {
     "path traversal": ((("shards", 0, "data_key"), PREFIX + "../../../../etc/passwd"),),
@@ -241,6 +273,29 @@ CASES = {
     "an absolute key": ((("shards", 0, "index_key"), "/etc/passwd"),),
     "another step's key": ((("shards", 0, "index_key"), keys.index_key("run", 6, 1, 0)),),
     "a run outside": ((("run",), "../run"),),
+    "a float for a number": ((("step",), 5.0),),
+    "true for a number": ((("attempt",), True),),
+    "text for a list": ((("tensors",), "abc"),),
+    "a list of lists": ((("tensors",), [[]]),),
+    "many ranks": ((("world",), 1 << 40),),
+    "a tensor of no name": ((("skeleton", "v", 0, "n"), "y"),),
+    "a tensor twice": ((("skeleton", "v", 1, "v", "n"), "w"),),
+    "an unknown tag": ((("skeleton", "v", 0), {"t": "pickle", "v": "gASVBAAAAAAAAABLAS4="}),),
+    "keys that do not pair": ((("skeleton", "k"), ["w"]),),
+    "one key twice": ((("skeleton", "k"), ["w", "w", 3, "x"]),),
+    "a list as a key": ((("skeleton", "k"), [[], "s", 3, "x"]),),
+    "too deep": ((("skeleton",), deep(330)),),
+    "a bad number": ((("skeleton", "v", 2, "v", 3, "v"), "__import__('os')"),),
+    "bad bytes": ((("skeleton", "v", 2, "v", 2, "v"), "!!"),),
+    "short forms of other names": (short(["a", "b"]),),
+    "short forms of one name": (short([1, "1"]),),
+    "short forms of no kind": (short(["w"], kind="dict"),),
+    "short forms with lists as keys": (short([[]]),),
+    "short forms of a kind that is a list": (short(["w"], kind=["tensor"]),),
+    "short forms that grow": (short([str(n) for n in range(10_000)], "x" * 1000),),
+    "short forms at a long path": (short(["w"], "x" * 2000),),
+}
+OLD_CASES = {
     "a huge size": (
         (("nbytes",), HUGE),
         (("shards", 0, "data_nbytes"), HUGE),
@@ -252,30 +307,68 @@ CASES = {
     "no offset": ((("tensors", 0, "offset"), -1),),
     "an offset beyond": ((("tensors", 0, "offset"), 40),),
     "a foreign owner": ((("tensors", 0, "owner"), 1),),
-    "a float for a number": ((("step",), 5.0),),
-    "true for a number": ((("attempt",), True),),
-    "text for a list": ((("tensors",), "abc"),),
+    "an owner that is no rank": ((("tensors", 0, "owner"), 1 << 40),),
     "a function for a type": ((("tensors", 0, "dtype"), "load"),),
     "a wrong width": ((("tensors", 0, "dtype"), "float64"),),
-    "many ranks": ((("world",), 1 << 40),),
     "a piece beyond": ((("tensors", 1, "start"), [1]),),
     "half a tensor": ((("tensors", 1, "whole"), [6]),),
     "too many sums": ((("tensors", 1, "blocks"), [1, 2]),),
-    "a tensor of no name": ((("skeleton", "v", 0, "n"), "y"),),
-    "a tensor twice": ((("skeleton", "v", 1, "v", "n"), "w"),),
-    "an unknown tag": ((("skeleton", "v", 0), {"t": "pickle", "v": "gASVBAAAAAAAAABLAS4="}),),
-    "keys that do not pair": ((("skeleton", "k"), ["w"]),),
-    "one key twice": ((("skeleton", "k"), ["w", "w", 3, "x"]),),
-    "a list as a key": ((("skeleton", "k"), [[], "s", 3, "x"]),),
-    "too deep": ((("skeleton",), deep(330)),),
-    "a bad number": ((("skeleton", "v", 2, "v", 3, "v"), "__import__('os')"),),
-    "bad bytes": ((("skeleton", "v", 2, "v", 2, "v"), "!!"),),
+}
+COLUMN_CASES = {
+    "a huge size": (
+        (("nbytes",), HUGE),
+        (("shards", 0, "data_nbytes"), HUGE),
+        (("tensors", "forms", 0, 2), HUGE),
+    ),
+    "a huge shape": ((("tensors", "forms", 0, 1), [1 << 40, 1 << 40]),),
+    "a huge shape of the right size": ((("tensors", "forms", 0), ["int8", [HUGE], HUGE]),),
+    "a huge piece with sums": (
+        (("tensors", "forms", 1), ["int8", [HUGE], HUGE]),
+        (("tensors", "places", 0), [[HUGE], [0]]),
+    ),
+    "a negative size": ((("tensors", "forms", 0, 1), [-2, -4]),),
+    "a form too many": ((("tensors", "forms"), [["int8", [1], 1]] * 3),),
+    "a form too few": ((("tensors", "forms"), [["float32", [2, 4], 32]]),),
+    "a form of two": ((("tensors", "forms", 0), ["float32", [2, 4]]),),
+    "a negative form": (column("form", [0, -1]),),
+    "an unknown kind": (column("kind", [0, 3]),),
+    "an own tensor": (column("kind", [2, 1]),),
+    "a piece without a place": (column("place", [-1, -1]),),
+    "a place of what is whole": (column("place", [0, 0]),),
+    "a place beyond": (column("place", [-1, 1]),),
+    "a negative offset": (column("offset", [-2, 32]),),
+    "no offset": (column("offset", [-1, 32]),),
+    "an offset beyond": (column("offset", [40, 32]),),
+    "an offset that wraps": (column("offset", [(1 << 63) - 1, 32]),),
+    "a foreign owner": (column("owner", [0, 1]),),
+    "an owner that is no rank": (column("owner", [0, -1]),),
+    "a column too short": (column("owner", [0]),),
+    "a column too long": (column("crc64", [0, 1, 2]),),
+    "a column of numbers": ((("tensors", "owner"), [0, 0]),),
+    "no base64": ((("tensors", "owner"), "!!!!!!!!!!A="),),
+    "letters beyond ASCII": ((("tensors", "owner"), "\u00e4" * 12),),
+    "padding in the middle": ((("tensors", "owner"), "AAA=AAAAAAA="),),
+    "a name too many": ((("tensors", "names"), ["w", "s", "t"]),),
+    "one name twice": ((("tensors", "names"), ["w", "w"]),),
+    "a name that is none": ((("tensors", "names"), ["w", 1]),),
+    "a function for a type": ((("tensors", "forms", 0, 0), "load"),),
+    "a list for a type": ((("tensors", "forms", 0, 0), []),),
+    "a wrong width": ((("tensors", "forms", 0, 0), "float64"),),
+    "a piece beyond": ((("tensors", "places", 0, 1), [1]),),
+    "a piece of other dimensions": ((("tensors", "places", 0), [[3, 1], [0, 0]]),),
+    "half a tensor": ((("tensors", "places", 0, 0), [6]),),
+    "too many sums": (column("blocks", [1, 2]),),
+    "a field too many": ((("tensors", "pickle"), "gASVBAAAAAAAAABLAS4="),),
+}
+HOSTILE = {
+    **{f"{name}, now": (MANIFEST.pack(), case) for name, case in (CASES | COLUMN_CASES).items()},
+    **{f"{name}, before": (OLD_MANIFEST, case) for name, case in (CASES | OLD_CASES).items()},
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_manifest_is_refused_and_takes_no_memory(name: str) -> None:
-    packed = with_changes(*CASES[name])
+    packed = with_changes(HOSTILE[name][0], *HOSTILE[name][1])
     tracemalloc.start()
     try:
         with pytest.raises(ManifestInvalid) as refused:
@@ -284,6 +377,68 @@ def test_a_hostile_manifest_is_refused_and_takes_no_memory(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert "\n" not in str(refused.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), trees)
+def test_a_meta_with_anything_in_any_place_is_refused_or_sound(
+    data: st.DataObject, new: Any
+) -> None:
+    body = json.loads(META.pack())
+    place = data.draw(st.sampled_from(places(body)[1:]))
+    with contextlib.suppress(ArenaInvalid):
+        found = Meta.unpack(json.dumps(changed(body, place, new)).encode())
+        assert len(list(found.extents)) == 2
+
+
+def long_manifest() -> Manifest:
+    many = [replace(EXTENT, name=f"layers/{n}/w", offset=32 * n) for n in range(2000)]
+    skeleton = {"t": "dict", "k": [], "v": []}
+    layers = [{"t": "dict", "k": ["w"], "v": [{"t": "tensor", "n": e.name}]} for e in many]
+    skeleton = {"t": "dict", "k": ["layers"], "v": [{"t": "list", "v": layers}]}
+    size = 32 * len(many)
+    return replace(
+        MANIFEST,
+        skeleton=skeleton,
+        tensors=tuple(many),
+        nbytes=size,
+        shards=(replace(SHARD, data_nbytes=size),),
+    )
+
+
+def test_a_long_manifest_is_a_gzip_and_refused_when_any_byte_of_it_is_changed() -> None:
+    manifest = long_manifest()
+    packed = manifest.pack()
+    assert b'"layers/1999/w"' in gzip.decompress(packed)
+    assert Manifest.unpack(packed) == manifest
+    for at in (*range(40), *range(40, len(packed), 97), *range(len(packed) - 12, len(packed))):
+        spoilt = packed[:at] + bytes([packed[at] ^ 4]) + packed[at + 1 :]
+        assert unpack(Manifest.unpack, spoilt) is None
+    for cut in (0, 1, 5, 20, 30, len(packed) - 1):
+        assert unpack(Manifest.unpack, packed[:cut]) is None
+    assert unpack(Manifest.unpack, packed + b"x") is None
+
+
+def gzipped(body: bytes, says: int | None = None) -> bytes:
+    """A gzip with the right sums, as who writes to the store can make it."""
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
+    raw = squeeze.compress(body) + squeeze.flush()
+    raw += struct.pack("<II", zlib.crc32(body), len(body) if says is None else says)
+    head = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff" + struct.pack("<H2sHQ", 12, b"EV", 8, crc64(raw))
+    return head + raw
+
+
+@pytest.mark.parametrize("says", [None, 0, 100, 1 << 20])
+def test_a_gzip_that_grows_is_refused_and_takes_no_memory(says: int | None) -> None:
+    packed = gzipped(b" " * (50 << 20), says)
+    for _, read in READERS:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ManifestInvalid):
+                read(packed)
+            assert tracemalloc.get_traced_memory()[1] < 4_000_000
+        finally:
+            tracemalloc.stop()
 
 
 class Bomb:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from monitors.faults import CLASS_OF, FaultKind
 from orchestrator.core import events as ev
-from orchestrator.core.actions import StartRanks, StopRanks
+from orchestrator.core.actions import Pair, StartRanks, StopRanks
 from orchestrator.core.policy import Policy
 from orchestrator.core.state import AttemptPhase
 from orchestrator.supervisor.journal import state_of
@@ -19,7 +19,7 @@ from tests.property.promises import check_decision, live_attempts, replay
 from tests.simulated.agents import Agent
 from tests.simulated.world import World
 
-POLICY = Policy(budget={"process": 4, "node": 4, "storage": 3}, final_upload_s=100.0)
+POLICY = Policy(budget={"process": 4, "node": 4, "storage": 3}, final_upload_s=100.0, peers=True)
 NODES = ("n1", "n2", "n3", "n4")
 ANSWERS = ("ok", "ok", "ok", "refused", "unreachable", "lost", "silent")
 CODES = (0, 0, 1, 77, 78, 127, -6, -9, -11, -15)
@@ -122,7 +122,7 @@ class RunMachine(RuleBasedStateMachine):
         keys = [
             key
             for key, pending in self.world.state.pending.items()
-            if isinstance(pending.action, StartRanks | StopRanks) or "interval" in key
+            if isinstance(pending.action, StartRanks | StopRanks | Pair) or "interval" in key
         ]
         if keys:
             self.answered.append(keys[number % len(keys)])
@@ -155,7 +155,10 @@ class RunMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.state.attempt and not self.world.whole())
     @rule(fault=st.sampled_from(FaultKind), node=culprits, trains=mostly)
-    def the_run_recovers(self, fault: FaultKind, node: str | None, trains: bool) -> None:
+    def the_run_goes_on(self, fault: FaultKind, node: str | None, trains: bool) -> None:
+        self.recovers(fault, node, trains=trains)
+
+    def recovers(self, fault: FaultKind, node: str | None, *, trains: bool) -> None:
         self.world.calms()
         if self.world.state.attempt and self.world.state.attempt.needs_verdict:
             self.world.judges(fault.value, CLASS_OF[fault].value, node)
@@ -232,6 +235,33 @@ class RunMachine(RuleBasedStateMachine):
     @rule(number=picks)
     def an_uploader_stores_its_shards(self, number: int) -> None:
         self.world.uploads(self.pick(number, self.agents(staged=True)))
+
+    @precondition(lambda self: self.agents(staged=True))
+    @rule(number=picks, everybody=mostly, tier=st.sampled_from((ev.PEER, ev.PEER, ev.DISK)))
+    def copies_are_made(self, number: int, everybody: bool, tier: str) -> None:
+        agents = self.agents(staged=True)
+        for agent in agents if everybody else [self.pick(number, agents)]:
+            self.world.copies(agent, tier)
+
+    @precondition(lambda self: self.world.whole())
+    @rule(number=picks, everybody=st.booleans(), tier=st.sampled_from((ev.PEER, ev.DISK)))
+    def nodes_are_replaced_after_a_save(self, number: int, everybody: bool, tier: str) -> None:
+        world = self.world
+        world.saves(2)
+        for agent in world.whole():
+            world.copies(agent, tier)
+        world.calms()
+        whole = list(world.whole())
+        for agent in whole if everybody else whole[number % 2 : number % 2 + 1]:
+            world.loses_agent(agent, 5.0)
+            world.boots(agent.node)
+        self.recovers(FaultKind.NODE_LOST, None, trains=True)
+
+    @precondition(lambda self: self.agents(copies=True))
+    @rule(number=picks)
+    def copies_are_spoilt(self, number: int) -> None:
+        """Nobody knows yet, so a fetch finds nothing."""
+        self.pick(number, self.agents(copies=True)).copies.clear()
 
     @rule()
     def all_is_calm_for_a_while(self) -> None:

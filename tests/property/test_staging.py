@@ -13,7 +13,7 @@ from checkpointing import leaves
 from checkpointing.plan import make_plan
 from checkpointing.sharded import Sharded
 from checkpointing.stage.arena import MappedArena, UploadState
-from checkpointing.stage.meta import Meta, MetaText
+from checkpointing.stage.meta import Meta, MetaText, Sums
 from checkpointing.stage.recipe import Recipe, values_of
 from checkpointing.stage.stager import Stager
 from checkpointing.tree import flatten
@@ -138,7 +138,7 @@ def test_what_is_written_from_pieces_is_what_is_written_whole(
         skeleton=replica.skeleton, local_skeleton=local.skeleton, extents=plan.extents
     ).pack()
     values = values_of(replica.skeleton) + values_of(local.skeleton)
-    assert text.pack(values, [(0, ())] * len(plan.extents)) == meta
+    assert text.pack(values, Sums([0] * len(plan.extents))) == meta
     assert len(meta) <= text.longest(values)
     other = changed(state, 7)
     took = recipes[0].take(other)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Action, StartRanks, StopRanks
-from orchestrator.core.events import Event, StagedShard
+from orchestrator.core.events import DISK, PEER, Event, Replica, StagedShard
 from orchestrator.core.record import Origin
 
 KEPT_SLOTS = 2
@@ -35,6 +35,7 @@ class Agent:
         attempt: The newest that it started or was told to stop.
         world: Number of ranks of the attempt that it started last.
         is_saving: Its ranks were told to save and leave, and have not done it yet.
+        copies: What it keeps of snapshots, for others in memory and of its own on a disk.
     """
 
     node: str
@@ -52,6 +53,7 @@ class Agent:
     inbox: list[Order] = field(default_factory=list)
     outbox: list[tuple[Origin, Event]] = field(default_factory=list)
     sent: int = 0
+    copies: set[Replica] = field(default_factory=set)
 
     @property
     def live_attempt(self) -> int:
@@ -64,6 +66,46 @@ class Agent:
 
     def shards(self) -> tuple[StagedShard, ...]:
         return tuple(sorted(self.staged, key=lambda s: (s.rank, s.step, s.attempt)))
+
+    @property
+    def replica_address(self) -> str:
+        return f"{self.node}/{self.incarnation}"
+
+    def replicas(self) -> tuple[Replica, ...]:
+        return tuple(sorted(self.copies, key=lambda c: (c.tier, c.rank, c.step, c.attempt)))
+
+    def keeps(self, shards: tuple[StagedShard, ...], tier: str) -> None:
+        """Keep copies; of each rank the newest slots."""
+        for s in shards:
+            mine = [c for c in self.copies if (c.tier, c.rank) == (tier, s.rank)]
+            mine.sort(key=lambda c: (c.attempt, c.step))
+            self.copies -= set(mine[: max(0, len(mine) + 1 - KEPT_SLOTS)])
+            copy = Replica(tier=tier, rank=s.rank, step=s.step, attempt=s.attempt, world=s.world)
+            self.copies.add(copy)
+        told = ev.Replicated(node=self.node, address=self.replica_address, replicas=self.replicas())
+        self.fact(told)
+
+    def fetches(self, start: StartRanks, others: dict[str, "Agent"]) -> list[int]:
+        """Bring what the ranks lack; return those for which nobody really had it."""
+        assert start.restore is not None
+        step, attempt = start.restore.step, start.restore.attempt
+        world = len(start.nodes) * start.ranks_per_node
+        failed = []
+        for fetch in start.restore.fetches:
+            if start.nodes[fetch.rank // start.ranks_per_node] != self.node:
+                continue
+            wanted = {
+                tier: Replica(tier=tier, rank=fetch.rank, step=step, attempt=attempt, world=world)
+                for tier in (PEER, DISK)
+            }
+            places = [*((n, PEER) for n in fetch.nodes), *((n, DISK) for n in fetch.disks)]
+            if not any(n in others and wanted[tier] in others[n].copies for n, tier in places):
+                failed.append(fetch.rank)
+                continue
+            shard = StagedShard(rank=fetch.rank, step=step, attempt=attempt, world=world)
+            self.staged = {s for s in self.staged if s.rank != fetch.rank} | {shard}
+        self.fact(ev.Staged(node=self.node, shards=self.shards()))
+        return failed
 
     def obey(self, order: Order) -> None:
         """Carry out an order unless it is old or done."""

@@ -15,13 +15,17 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Prune,
+    Quarantine,
+    Restore,
     StartRanks,
     StopRanks,
     Unhold,
     Wait,
 )
+from orchestrator.core.buddies import buddies
 from orchestrator.core.decide import decide
-from orchestrator.core.events import Event
+from orchestrator.core.events import DISK, PEER, Event
 from orchestrator.core.fold import fold
 from orchestrator.core.policy import Policy
 from orchestrator.core.record import Origin, Record
@@ -140,7 +144,7 @@ class World:
                 self._asks_the_site(self.site, key, answer)
             case Launch():
                 self.answers(key, answer != "refused", "job-1")
-            case NoteNode():
+            case NoteNode() | Quarantine() | Prune():
                 self.answers(key, answer == "ok")
             case Finish():
                 for agent in self.agents.values():
@@ -259,7 +263,8 @@ class World:
         if before is not None:
             self.late += before.outbox[:3]
         job = self.site.prepares(node) if self.site else ""
-        self.agents[node] = Agent(node, f"i{self.born}", staged, job)
+        copies = {c for c in before.copies if c.tier == DISK or keeps_memory} if before else set()
+        self.agents[node] = Agent(node, f"i{self.born}", staged, job, copies=copies)
         return self.agents[node]
 
     def says_hello(self, agent: Agent) -> None:
@@ -277,6 +282,8 @@ class World:
                 attempt=agent.live_attempt,
                 staged=agent.shards(),
                 job=agent.job,
+                replicas=agent.replicas(),
+                replica_address=agent.replica_address if self.policy.peers else "",
             )
         )
         self.hellos += 1
@@ -303,7 +310,25 @@ class World:
         self.hears(event, origin)
 
     def delivers_order(self, agent: Agent) -> None:
-        agent.obey(agent.inbox.pop(0))
+        order = agent.inbox.pop(0)
+        before, failed = agent.attempt, list[int]()
+        match order.action:
+            case StartRanks(restore=Restore(fetches=fetches)) as start if (
+                fetches and start.attempt > before and order.epoch >= agent.epoch
+            ):
+                failed = agent.fetches(start, self.agents)
+        agent.obey(order)
+        for rank in failed:
+            agent.exits(rank, 77, "restore_failed")
+
+    def copies(self, agent: Agent, tier: str) -> None:
+        """What an agent's ranks staged last is copied to its buddy, or to its disk."""
+        attempt = self.state.attempt
+        if attempt is None or agent.node not in attempt.nodes:
+            return
+        buddy = buddies(attempt.nodes).get(agent.node, "") if tier == PEER else agent.node
+        if buddy in self.agents:
+            self.agents[buddy].keeps(agent.shards(), tier)
 
     def loses_agent(self, agent: Agent, silent_s: float) -> None:
         agent.is_connected = False

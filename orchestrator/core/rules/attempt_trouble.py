@@ -25,11 +25,14 @@ def stop_after_slow_start(state: State, now: float, policy: Policy) -> Decision 
     attempt = state.attempt
     if attempt is None or attempt.phase is not AttemptPhase.STARTING:
         return None
-    if state.waited_s(attempt.ordered_at, now) <= policy.start_timeout_s:
+    allowed_s = policy.start_timeout_s
+    if attempt.restore is not None and attempt.restore.fetches:
+        allowed_s += policy.fetch_timeout_s
+    if state.waited_s(attempt.ordered_at, now) <= allowed_s:
         return None
     silent = sorted(set(attempt.nodes) - attempt.started_nodes)
     action = StopRanks(attempt=attempt.number, nodes=attempt.manned)
-    reason = f"no start confirmed by {', '.join(silent)} within {policy.start_timeout_s:g} s"
+    reason = f"no start confirmed by {', '.join(silent)} within {allowed_s:g} s"
     evidence = (attempt.ordered_seq,)
     return make(state, "slow_start", action, reason, evidence, attempt.stop_orders + 1)
 

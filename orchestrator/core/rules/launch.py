@@ -133,11 +133,7 @@ def fruitless(state: State, now: float) -> tuple[Allocation, ...]:
 
     Those that an attempt did without, as it went on making steps, say nothing about the next ones.
     """
-    attempt = state.attempt
-    stepped = [i.first_step_at for i in state.incidents if i.first_step_at is not None]
-    if attempt is not None and attempt.first_step_at is not None:
-        stepped.append(attempt.over_at or attempt.first_step_at)
-    since = max(stepped, default=0.0)
+    since = _last_step_at(state)
     return tuple(
         a
         for a in state.allocations
@@ -146,31 +142,52 @@ def fruitless(state: State, now: float) -> tuple[Allocation, ...]:
     )
 
 
+def _last_step_at(state: State) -> float:
+    """Return when a recovery was last known to have worked, 0 for never."""
+    attempt = state.attempt
+    stepped = [i.first_step_at for i in state.incidents if i.first_step_at is not None]
+    if attempt is not None and attempt.first_step_at is not None:
+        stepped.append(attempt.over_at or attempt.first_step_at)
+    return max(stepped, default=0.0)
+
+
 def _was_of_use(state: State, a: Allocation) -> bool:
     """Whether its end is no failure: made room, was given back, or was a spare for a while.
 
     A time limit is one: who asks again gets the same limit, and again makes no step within it.
     """
     is_returned = a.given_back and not a.unheld and (a.came or not a.had_nodes)
-    if a.ending is Ending.PREEMPTED or is_returned:
-        return True
+    return a.ending is Ending.PREEMPTED or is_returned or _was_spare(state, a)
+
+
+def _was_spare(state: State, a: Allocation) -> bool:
     had_s = (a.over_at or 0.0) - (a.given_at or 0.0)
     return a.spared and had_s > state.policy.launch_timeout_s
+
+
+def _made_room(state: State) -> tuple[Allocation, ...]:
+    """Return those preempted before a step was made with them, but for the first: bad luck."""
+    since = _last_step_at(state)
+    preempted = (a for a in state.allocations if a.ending is Ending.PREEMPTED)
+    return tuple(a for a in preempted if a.asked_at >= since and not _was_spare(state, a))[1:]
 
 
 def _next_request_at(state: State, now: float) -> float:
     """Return when nodes may be asked for again after requests that brought none; inf for never.
 
-    A run that trains with fewer has time: it asks for as long as it lasts.
+    A run that trains with fewer has time: it asks for as long as it lasts. So does one that is
+    preempted again and again: that is no failure, but asking at once would only load the cluster.
     """
     lost = fruitless(state, now)
-    if not lost:
+    vain = (*lost, *_made_room(state))
+    if not vain:
         return 0.0
-    ended_at = max(a.over_at or a.given_at or a.asked_at for a in lost)
-    if len(lost) < MOST_FRUITLESS:
-        return ended_at + FIRST_PAUSE_S * 2.0 ** (len(lost) - 1)
+    ended_at = max(a.over_at or a.given_at or a.asked_at for a in vain)
     is_live = state.attempt is not None and state.attempt.is_live
-    return ended_at + LONGEST_PAUSE_S if is_live else math.inf
+    if len(lost) >= MOST_FRUITLESS:
+        return ended_at + LONGEST_PAUSE_S if is_live else math.inf
+    doublings = min(len(vain) - 1, 16)
+    return ended_at + min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
 
 
 def gone(state: State) -> str:

@@ -5,7 +5,7 @@ import math
 from orchestrator.core.actions import Decision, Finish, Outcome, Snapshot, StopRanks
 from orchestrator.core.events import Ending
 from orchestrator.core.policy import Policy
-from orchestrator.core.restore import holders
+from orchestrator.core.restore import unsent
 from orchestrator.core.rules.verdicts import make, wait
 from orchestrator.core.state import Attempt, AttemptPhase, State
 
@@ -58,7 +58,7 @@ def upload_settled(state: State, now: float, policy: Policy) -> bool:
         return True
     if state.waited_s(attempt.over_at, now) > policy.final_upload_s:
         return True
-    held = holders(state, attempt.nodes)
+    held = unsent(state, attempt.nodes)
     coming = {
         key
         for key in {*held, *state.uploads}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.core import budgets
-from orchestrator.core.actions import Decision, Restore, Source, StartRanks
+from orchestrator.core.actions import Decision, Restore, StartRanks
 from orchestrator.core.placement import place, place_smaller
 from orchestrator.core.policy import Policy
 from orchestrator.core.restore import choose, has_history
@@ -108,5 +108,4 @@ def _where(before: tuple[str, ...], after: tuple[str, ...]) -> str:
 def _origin(restore: Restore | None) -> str:
     if restore is None:
         return "from step 0 (nothing was saved yet)"
-    where = "the nodes' memory" if restore.source is Source.MEMORY else "the store"
-    return f"from step {restore.step} in {where}"
+    return f"from step {restore.step} in {restore.source.words}"

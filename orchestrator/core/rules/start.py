@@ -26,7 +26,9 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
         restore=restore,
         interval_steps=state.interval_steps,
     )
-    origin = f"step {restore.step} of the store" if restore else "step 0, nothing committed yet"
+    origin = "step 0, nothing committed yet"
+    if restore is not None:
+        origin = f"step {restore.step} of {restore.source.words}"
     fewer = "" if len(nodes) == state.run.nodes else f" of {state.run.nodes}"
     noun = "node is" if len(nodes) == 1 else "nodes are"
     reason = f"{len(nodes)}{fewer} {noun} ready; start from {origin}"

@@ -19,7 +19,7 @@ from checkpointing.restore import Point, restore_from_memory, restore_from_store
 from checkpointing.stage.arena import peek
 from checkpointing.stage.crew import Crew, share_of_cores
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
-from tests.bench.checkpoint.children import serve
+from tests.bench.checkpoint.children import die_with_parent, serve
 from tests.bench.checkpoint.training import Training, together
 
 _BLOCK = 16 << 20
@@ -238,6 +238,7 @@ def _bytes(tensor: Any) -> NDArray[np.uint8]:
 
 
 def main() -> None:
+    die_with_parent()
     rank = Rank(int(sys.argv[1]), int(sys.argv[2]))
     names = ("describe", "done", "prepare", "save", "copy", "overlapped", "train")
     names += ("restore_memory", "restore_store", "raw_get")

@@ -109,7 +109,7 @@ def test_a_flipped_byte_in_the_store_is_refused(node: Node) -> None:
     data.write_bytes(content)
     restore = {"step": 5, "attempt": 1, "source": "store"}
     ended = node.train(2, 9, EVERY_FIVE, restore=restore)
-    assert [code for code, _ in ended] == [77, 77]
+    assert [code for code, _ in ended] == [79, 79]
     assert all("CRC" in errors for _, errors in ended)
 
 

@@ -10,6 +10,7 @@ from checkpointing.checksum import crc64
 from checkpointing.commit import CommitOutcome, UploadRecord, commit
 from checkpointing.content import content_sha256
 from checkpointing.errors import (
+    CheckpointDamaged,
     CommitRefused,
     ManifestInvalid,
     NothingUsable,
@@ -297,7 +298,7 @@ def test_own_state_that_nobody_uploaded_is_refused(cluster: Cluster) -> None:
     own = next(extent for extent in index.extents if extent.kind == "local")
     last = max(extent.offset + extent.nbytes for extent in index.extents if extent.offset >= 0)
     assert own.offset + own.nbytes == last
-    extents = tuple(replace(e, offset=-1) if e is own else e for e in index.extents)
+    extents = tuple(replace(e, offset=-1) if e == own else e for e in index.extents)
     uploads[1] = cluster.rewrite(uploads[1], extents=extents, data_nbytes=last - own.nbytes)
     with pytest.raises(CommitRefused, match="rng: own state of rank 1, uploaded by nobody"):
         cluster.commit(uploads, 5)
@@ -415,6 +416,34 @@ def test_a_tensor_that_cannot_be_written_to_is_a_failed_restore(cluster: Cluster
     Stager(arena, attempt=1, rank=0, world=1).stage(1, {"w": torch.arange(3.0)}, None)
     with pytest.raises(RestoreFailed, match="does not take"):
         restore_from_memory(arena, point, 0, 1, {"w": torch.zeros(1).expand(3)}, None)
+
+
+@pytest.mark.parametrize("ending", [".bin", ".json"])
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_damage_in_the_store_is_told_from_what_is_not_its_fault(
+    cluster: Cluster, ending: str, is_gone: bool
+) -> None:
+    cluster.commit(cluster.upload(5), 5)
+    (path,) = (cluster.root / "run" / "data").rglob(f"rank-00001{ending}")
+    if is_gone:
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    point = Point(step=5, attempt=1)
+    with pytest.raises(CheckpointDamaged):
+        restore_from_store(
+            cluster.store, "run", point, 1, WORLD, cluster.state(0), {"rng": np.zeros(4, np.int64)}
+        )
+
+
+def test_a_state_that_does_not_fit_is_no_damage(cluster: Cluster) -> None:
+    cluster.commit(cluster.upload(5), 5)
+    state = {**cluster.state(0), "model": {"w0": np.zeros(3)}}
+    with pytest.raises(RestoreFailed) as failed:
+        restore_from_store(cluster.store, "run", Point(step=5, attempt=1), 1, WORLD, state, None)
+    assert not isinstance(failed.value, CheckpointDamaged)
 
 
 def test_what_is_not_committed_cannot_be_restored(cluster: Cluster) -> None:

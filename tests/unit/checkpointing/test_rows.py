@@ -119,5 +119,5 @@ def test_leaves_that_share_memory_are_not_both_right(tmp_path: Path, threads: in
     restore_from_memory(mapped, point, 0, 1, apart, None, Crew(threads))
     assert all(np.array_equal(apart[name], saved[name]) for name in saved)
     shared = {**apart, "a": room[:4000], "b": room[1:]}
-    with pytest.raises(RestoreFailed, match="the state changed it|fail their CRC"):
+    with pytest.raises(RestoreFailed, match=r"the state changed it|fail their CRC"):
         restore_from_memory(mapped, point, 0, 1, shared, None, Crew(threads))

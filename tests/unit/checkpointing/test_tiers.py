@@ -130,6 +130,17 @@ def test_the_last_state_is_for_every_tier(rank: Rank) -> None:
     assert (newest.step, newest.tiers) == (3, EVERYWHERE)
 
 
+def test_without_a_store_no_slot_waits_for_it(rank: Rank) -> None:
+    ck = Checkpointer.from_env({**rank.environ(), "EVERSTEP_STORE": ""})
+    ck.restore(state())
+    for step in (4, 8, 12):
+        ck.step(step, state(step))
+    assert rank.steps() == [12, 8]
+    ck.finish(13, state(13))
+    assert rank.steps() == [13, 12]
+    assert rank.reading().skipped_saves == 0
+
+
 def test_the_uploader_sends_only_what_is_for_the_store(rank: Rank) -> None:
     trained(rank, 5)
     folder = rank.arena.parent / "store"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing.plan import Extent, flatten, make_plan, owners, structure_hash, unflatten
+from checkpointing.plan import flatten, make_plan, owners, structure_hash, unflatten
 from checkpointing.tree import put_back
 
 
@@ -154,20 +154,6 @@ def test_a_plan_lays_out_own_extents_first_and_aligned() -> None:
     assert plan.data_nbytes == 4096 * 5
     assert plan.structure == structure_hash(replica, local, 1, 2)
     assert plan.structure != structure_hash(replica, local, 0, 2)
-
-
-def test_an_extent_survives_its_json() -> None:
-    extent = Extent(
-        name="a",
-        kind="local",
-        owner=1,
-        dtype="int8",
-        shape=(2, 3),
-        offset=0,
-        nbytes=6,
-        crc64=2**64 - 1,
-    )
-    assert Extent.from_json(extent.to_json()) == extent
 
 
 @pytest.mark.torch

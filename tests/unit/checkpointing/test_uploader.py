@@ -91,6 +91,28 @@ def test_each_slot_is_uploaded_once_oldest_first(bench: Bench) -> None:
     json.dumps(event)
 
 
+def test_the_time_to_the_store_counts_from_the_staging_on_a_clock_that_nobody_sets(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.settle()  # an uploader that was there before
+    monkeypatch.setattr(time, "time", lambda: 1e9)  # set back by years after the staging
+    bench.stage(1)
+    bench.watcher.poll()
+    time.sleep(0.05)
+    bench.settle()
+    (event,) = bench.events
+    assert 0 < event["upload_s"] < 20
+    assert event["upload_s"] >= event["sent_s"]
+
+
+def test_the_age_of_what_was_there_before_the_uploader_is_not_known(bench: Bench) -> None:
+    bench.stage(1)
+    bench.settle()
+    bench.stage(2)
+    bench.settle()
+    assert [event["upload_s"] is None for event in bench.events] == [True, False]
+
+
 def test_only_owned_extents_are_uploaded(bench: Bench) -> None:
     state = {f"w{i}": np.full(1000, i, np.uint8) for i in range(4)}
     for rank in (0, 1):

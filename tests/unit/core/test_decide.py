@@ -21,6 +21,7 @@ def test_the_order_of_the_rules_is_deliberate() -> None:
         "stop_after_slow_start",
         "finished",
         "note",
+        "quarantine",
         "user_error",
         "storage_error",
         "no_progress",
@@ -37,7 +38,9 @@ def test_the_order_of_the_rules_is_deliberate() -> None:
         "give_back",
         "no_capacity",
         "snapshot",
+        "pair",
         "interval",
+        "prune",
     ]
 
 

@@ -4,7 +4,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import Finish, GiveBack, Launch, Outcome, StartRanks
 from orchestrator.core.events import Ending
 from orchestrator.core.node import AllocationPhase
-from orchestrator.core.rules.launch import MOST_FRUITLESS
+from orchestrator.core.rules.launch import LONGEST_PAUSE_S, MOST_FRUITLESS
 from tests.unit.core.story import Story, bare, policy
 
 REPLACING = policy(replace_nodes=True)
@@ -144,6 +144,26 @@ def test_who_ends_an_allocation_is_known_before_another_is_asked_for() -> None:
     assert story.incident.fault == "preempted"
     assert "preempted" in story.incident.cause
     assert launches(story.later(4)) == [3]
+
+
+def test_who_is_preempted_before_any_step_asks_later_and_later_and_never_gives_up() -> None:
+    story = running()
+    story.says(ev.JobObserved(job="job-1", state="gone", ending=Ending.PREEMPTED))
+    lost(story, "n1", "n2", "n3")
+    assert len(story.state.allocations) == 2  # the next was asked for at once
+    pauses = []
+    for number in range(2, 14):
+        gives(story, f"job-{number}")
+        story.says(ev.JobObserved(job=f"job-{number}", state="gone", ending=Ending.PREEMPTED))
+        pause = 0
+        while not (asked := launches(story)):
+            story.later(15)
+            pause += 15
+        assert asked == [3]
+        pauses.append(pause)
+    assert pauses[:4] == [15, 30, 60, 120]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_PAUSE_S
 
 
 def test_an_end_that_nobody_explains_is_taken_for_none_of_a_person_in_the_end() -> None:

@@ -3,7 +3,7 @@
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Restore, Source
 from orchestrator.core.events import StagedShard
-from orchestrator.core.restore import choose, has_history, in_memory
+from orchestrator.core.restore import choose, has_history, on_nodes
 from tests.unit.core.story import Story
 
 NODES = ("n1", "n2")
@@ -42,18 +42,18 @@ def test_at_the_same_step_the_store_is_taken() -> None:
 
 def test_memory_counts_only_when_every_rank_has_it() -> None:
     story = Story().running(step=50).stages(30, nodes=("n1",))
-    assert in_memory(story.state, NODES) == []
+    assert on_nodes(story.state, NODES) == []
 
 
 def test_shards_of_different_attempts_make_no_checkpoint() -> None:
     story = Story().running(step=50).stages(30, nodes=("n1",)).stages(30, 2, nodes=("n2",))
-    assert in_memory(story.state, NODES) == []
+    assert on_nodes(story.state, NODES) == []
 
 
 def test_memory_counts_only_on_the_node_of_its_rank() -> None:
     story = Story().running(step=50).stages(30)
-    assert in_memory(story.state, ("n2", "n1")) == []
-    assert in_memory(story.state, ("n1", "n3")) == []
+    assert on_nodes(story.state, ("n2", "n1")) == []
+    assert on_nodes(story.state, ("n1", "n3")) == []
 
 
 def test_of_two_whole_slots_the_newer_is_taken() -> None:
@@ -65,7 +65,7 @@ def test_of_two_whole_slots_the_newer_is_taken() -> None:
             for step in ((20, 30, 40) if name == "n1" else (20, 30))
         )
         story.says(ev.Staged(node=name, shards=shards))
-    assert sorted(c.step for c in in_memory(story.state, NODES)) == [20, 30]
+    assert sorted(c.step for c in on_nodes(story.state, NODES)) == [20, 30]
     assert choose(story.state, NODES) == memory(30)
 
 

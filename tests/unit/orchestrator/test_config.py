@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from checkpointing.tiers import Rhythm
 from orchestrator.config import RunConfig, freeze, load, parse, thaw
 from orchestrator.errors import ConfigError, NotFound
 from orchestrator.preflight import timeouts_table
 
 LEAST = '[run]\nname = "r"\n[job]\ncommand = ["true"]\n'
+KEEP = LEAST + '[checkpoint]\nstore = "file:///s"\n[checkpoint.keep]\n'
 SLURM = LEAST + '[nodes]\nlauncher = "slurm"\n'
+STORED = LEAST + '[checkpoint]\nstore = "file:///s"\n'
+WATCH = '[checkpoint.watch]\ndir = "out"\npattern = "c-*"\n'
 ON_SLURM = SLURM + '[server]\nhost = "10.0.0.1"\n[slurm]\n'
 
 
@@ -63,6 +67,25 @@ MISTAKES = [
     (LEAST + "[checkpoint]\nmax_overhead = 1.0", "checkpoint.max_overhead", "less than 1"),
     (LEAST + "[checkpoint]\nmax_lost_work_s = 0", "checkpoint.max_lost_work_s", "greater than 0"),
     (LEAST + "[checkpoint]\nmax_lost_work_s = nan", "checkpoint.max_lost_work_s", "nan"),
+    (LEAST + '[checkpoint]\nstage_policy = "drop"', "checkpoint.stage_policy", "'replace'"),
+    (LEAST + "[checkpoint]\nstage_wait_s = 9", "checkpoint", 'stage_policy = "wait"'),
+    (LEAST + '[checkpoint]\non_other_world = "cast"', "checkpoint.on_other_world", "'fresh'"),
+    (LEAST + "[checkpoint]\nmax_bytes_per_s = 0", "checkpoint.max_bytes_per_s", "to 1"),
+    (LEAST + "[checkpoint]\nmax_bytes_per_s = inf", "checkpoint.max_bytes_per_s", "less than"),
+    (LEAST + '[checkpoint]\ndisk_dir = "d"', "checkpoint", "absolute"),
+    (LEAST + "[checkpoint]\ndisk_interval_steps = 9", "checkpoint", "needs disk_dir"),
+    (LEAST + "[checkpoint]\npeer_interval_steps = -1", "checkpoint.peer_interval_steps", "to 0"),
+    (
+        LEAST + "[checkpoint]\nmax_copy_bytes_per_s = 9",
+        "checkpoint.max_copy_bytes_per_s",
+        "5000000",
+    ),
+    (LEAST + "[checkpoint.keep]\nlast = 3", "checkpoint", "keep needs a store"),
+    (KEEP + "last = -1", "checkpoint.keep.last", "to 0"),
+    (KEEP + "ages_factor = 1", "checkpoint.keep.ages_factor", "to 2"),
+    (KEEP + "ages_s = nan", "checkpoint.keep.ages_s", "nan"),
+    (KEEP + "average_last = 6", "checkpoint.keep", "average_every_tokens"),
+    (KEEP + "every = 100", "checkpoint.keep.every", "spelling"),
     (LEAST + "[timeouts]\nstep_s = inf", "timeouts.step_s", "less than or equal to"),
     (LEAST + "[timeouts]\nstep_s = -1", "timeouts.step_s", "greater than 0"),
     (LEAST + "[timeouts]\nheartbeat_s = 20", "timeouts", "less than agent_lost_s (15)"),
@@ -101,6 +124,13 @@ MISTAKES = [
         "slurm.supervisor.options.requeue",
         "everstep sets this",
     ),
+    (LEAST + WATCH, "checkpoint", "watch needs store"),
+    (STORED + WATCH + 'finished = "marker"', "checkpoint.watch", "go together"),
+    (STORED + WATCH + 'marker = "done"', "checkpoint.watch", "go together"),
+    (STORED + WATCH + 'finished = "marker"\nmarker = "../x"', "checkpoint.watch", "inside"),
+    (STORED + WATCH.replace("c-*", "a/*"), "checkpoint.watch", "directly in dir"),
+    (STORED + WATCH + "keep = -1", "checkpoint.watch.keep", "greater"),
+    (STORED + WATCH + "[nodes]\ncount = 2", "checkpoint.watch.shared", "when each has its own"),
 ]
 
 
@@ -247,6 +277,19 @@ def full(tmp_path: Path) -> RunConfig:
         'endpoint_url = "http://127.0.0.1:1"\n[timeouts]\nstep_s = 9.5\n[budget]\nnode = 0\n'
     )
     return load(write(tmp_path, text))
+
+
+def test_tiers_are_kept_only_where_the_file_names_them(tmp_path: Path) -> None:
+    plain = load(write(tmp_path, LEAST))
+    assert plain.checkpoint.rhythm == Rhythm()
+    assert not plain.checkpoint.has_replicas
+    assert not plain.policy().peers
+    text = "[checkpoint]\nmemory_interval_steps = 5\npeer_interval_steps = 10\n"
+    tiered = load(write(tmp_path, LEAST + text + f'disk_dir = "{tmp_path}"\n'))
+    assert tiered.checkpoint.rhythm == Rhythm(memory=5, peer=10, disk=1)
+    assert tiered.policy().peers
+    freeze(plain, tmp_path / "run.json")
+    assert thaw(tmp_path / "run.json") == plain
 
 
 def test_a_frozen_configuration_thaws_to_the_same(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from checkpointing.environment import RankEnvironment
 from checkpointing.store.base import StoreConfig
+from checkpointing.tiers import Rhythm
 from orchestrator.agent.environment import JobSpec, RankPaths, rank_environment
 from orchestrator.core.actions import Restore, Source
 from orchestrator.wire import StartNode
@@ -40,7 +41,8 @@ def made(base: dict[str, str] | None = None, spec: JobSpec = SPEC) -> dict[str, 
 
 def test_a_rank_gets_what_torchrun_sets() -> None:
     env = made()
-    assert {name: env[name] for name in env if "RANK" in name or "WORLD" in name} == {
+    own = {name: value for name, value in env.items() if not name.startswith("EVERSTEP_")}
+    assert {name: own[name] for name in own if "RANK" in name or "WORLD" in name} == {
         "RANK": "6",
         "LOCAL_RANK": "2",
         "WORLD_SIZE": "8",
@@ -94,6 +96,18 @@ def test_checkpointing_reads_what_the_agent_wrote() -> None:
     assert StoreConfig.from_json(read.store).endpoint_url == "http://h:1"
     assert json.loads(read.restore) == {"step": 40, "attempt": 2, "source": "memory"}
     assert read.step_timeout_s == 600.0
+
+
+@pytest.mark.parametrize("source", [Source.PEER, Source.DISK])
+def test_what_was_brought_is_restored_from_memory(source: Source) -> None:
+    restore = Restore(step=40, attempt=2, source=source)
+    spec = replace(SPEC, rhythm=Rhythm(memory=5, peer=10, disk=20))
+    read = RankEnvironment.read(
+        rank_environment({}, spec, replace(ORDER, restore=restore), 0, PATHS)
+    )
+    assert read is not None
+    assert json.loads(read.restore)["source"] == "memory"
+    assert read.rhythm == spec.rhythm
 
 
 def test_a_fresh_start_and_a_run_without_a_store_are_said_so() -> None:

@@ -14,13 +14,17 @@ from orchestrator.core import events as ev
 from orchestrator.core.actions import (
     Action,
     Commit,
+    Fetch,
     Finish,
     GiveBack,
     Launch,
     NoteNode,
     Outcome,
+    Pair,
+    Restore,
     SetInterval,
     Snapshot,
+    Source,
     StartRanks,
     StopRanks,
     Unhold,
@@ -30,12 +34,23 @@ from orchestrator.core.events import Event, ShardUploaded
 from orchestrator.core.ledger import Entry, NodeIncident
 from orchestrator.core.node import Allocation, AllocationPhase, Node
 from orchestrator.core.policy import Policy
+from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import Attempt, AttemptPhase, Pending, State
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.launch.launcher import AllocationSpec, LaunchUnknownError
 from orchestrator.supervisor import execute
 from orchestrator.supervisor.execute import Context, Executor
-from orchestrator.wire import Control, OrderBody, ReservePort, Shutdown, StartNode, StopNode
+from orchestrator.wire import (
+    Buddy,
+    Control,
+    FetchedRank,
+    FetchNode,
+    OrderBody,
+    ReservePort,
+    Shutdown,
+    StartNode,
+    StopNode,
+)
 from orchestrator.wire import Outcome as Answer
 from tests.contract.fake_launcher import FakeLauncher
 from tests.unit.orchestrator.desk import until
@@ -132,12 +147,19 @@ def under_way(**changes: Any) -> State:
 class Bench:
     """An executor with ears and a launcher, and what it emits."""
 
-    def __init__(self, state: State, *, ahead: int = 7, store: Any = None) -> None:
+    def __init__(
+        self, state: State, *, ahead: int = 7, store: Any = None, cost: SaveCost | None = None
+    ) -> None:
         self.ears = Ears()
         self.launcher = FakeLauncher()
         self.emitted: list[Event] = []
         spec = AllocationSpec(key="", name="big", nodes=0, gpus_per_node=8, run_dir=Path("/r"))
-        context = Context(state=lambda: state, step_ahead=lambda: ahead, emit=self.emitted.append)
+        context = Context(
+            state=lambda: state,
+            step_ahead=lambda: ahead,
+            emit=self.emitted.append,
+            cost_of=lambda _: cost,
+        )
         ears: Any = self.ears
         self.ledger = Notes()
         ledger: Any = self.ledger
@@ -174,6 +196,39 @@ def test_ranks_are_started_on_every_node_with_one_port_of_the_first() -> None:
         assert {(b.master_addr, b.master_port, b.num_nodes) for b in bodies} == {
             ("10.0.0.1", 29_500, 2)
         }
+
+    play(main())
+
+
+def test_what_ranks_lack_is_brought_before_any_of_them_starts() -> None:
+    async def main() -> None:
+        state = under_way()
+        state.nodes["n1"] = replace(state.nodes["n1"], replica_address="n1:7")
+        bench = Bench(state)
+        fetches = (Fetch(rank=5, nodes=("n1",), disks=("n0",)),)
+        restore = Restore(step=30, attempt=2, source=Source.PEER, fetches=fetches)
+        start = replace(START, restore=restore)
+        assert (await bench.does(start, "k")).ok
+        node, key, _, body = bench.ears.orders[0]
+        assert (node, key) == ("n0", "k/fetch/n0")
+        assert isinstance(body, FetchNode)
+        assert body.ranks == (FetchedRank(rank=5, sources=("n1:7", "disk")),)
+        assert len(bench.ears.orders) == 4
+        bench.ears.refusing, bench.ears.orders = {"n0"}, []
+        assert not (await bench.does(start)).ok
+        assert len(bench.ears.orders) == 1, "no port, no ranks"
+
+    play(main())
+
+
+def test_nodes_are_told_where_their_copies_go() -> None:
+    async def main() -> None:
+        bench = Bench(under_way())
+        assert (await bench.does(Pair(attempt=2, buddies={"n0": "b:1", "n1": "c:2"}), "k")).ok
+        assert [(name, key, body) for name, key, _, body in bench.ears.orders] == [
+            ("n0", "k/n0", Buddy(attempt=2, address="b:1")),
+            ("n1", "k/n1", Buddy(attempt=2, address="c:2")),
+        ]
 
     play(main())
 
@@ -483,7 +538,26 @@ def test_a_commit_is_told_as_what_came_of_it(
         (args, more) = asked[0]
         assert args[:4] == ("the store", "big", 30, 2)
         assert [record.index_key for record in args[4]] == ["k0", "k1"]
-        assert more == {"world": 2, "write_id": "big/2/commit/30"}
+        assert more == {"world": 2, "write_id": "big/2/commit/30", "tokens": None}
+
+    play(main())
+
+
+def test_a_commit_tells_what_its_save_cost_and_the_manifest_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost = SaveCost(ranks=2, tokens=4096, stall_s=0.1)
+    told: list[Any] = []
+    outcome = CommitOutcome(committed=True, already=False, manifest_key="m", nbytes=9, why="")
+    monkeypatch.setattr(execute, "commit", lambda *_, **more: told.append(more) or outcome)
+
+    async def main() -> None:
+        bench = Bench(under_way(), store="the store", cost=cost)
+        await bench.does(Commit(step=30, attempt=2))
+        assert told[0]["tokens"] == 4096
+        (committed,) = bench.emitted[:-1]
+        assert isinstance(committed, ev.CheckpointCommitted)
+        assert committed.cost == cost
 
     play(main())
 

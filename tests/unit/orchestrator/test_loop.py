@@ -393,6 +393,31 @@ def test_a_deposed_supervisor_stops_at_once_and_writes_nothing_more(tmp_path: Pa
     play(main())
 
 
+def test_a_lease_that_cannot_be_renewed_for_a_moment_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LEASE_S", 0.04)
+    office = Office(tmp_path)
+    tries: list[int] = []
+
+    async def main() -> None:
+        async with office.open() as task:
+            write = office.lease._write
+
+            def stale(text: str) -> None:
+                tries.append(1)
+                if len(tries) < 4:
+                    raise OSError(116, "Stale file handle")
+                write(text)
+
+            monkeypatch.setattr(office.lease, "_write", stale)
+            await until(lambda: len(tries) > 5 or task.done())
+            assert not task.done()
+
+    play(main())
+    assert len(tries) > 5
+
+
 class FullDisk:
     """A journal whose disk gets full after some appends."""
 

@@ -1,12 +1,14 @@
 import asyncio
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.agent import uploads
+from orchestrator.agent import kept
 from orchestrator.agent.uploads import Uploads, report_of
 from orchestrator.core.events import ShardUploaded, UploadFailed
 from orchestrator.process_id import start_time
@@ -34,20 +36,31 @@ FAILED = {
 }
 
 
-def test_an_upload_is_told_with_the_time_since_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads.time, "time", lambda: 103.0)
+def test_an_upload_is_told_with_the_time_since_the_step() -> None:
     event = report_of(UPLOADED)
     assert isinstance(event, ShardUploaded)
     assert (event.rank, event.attempt, event.step, event.world) == (1, 2, 40, 4)
     assert event.index_crc64 == 2**63 + 1
-    assert event.upload_s == 3.0
+    assert event.upload_s == 0.5
 
 
-def test_a_clock_that_was_set_back_makes_no_negative_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads.time, "time", lambda: 50.0)
-    event = report_of(UPLOADED)
+@pytest.mark.parametrize("wall", [50.0, 103.0, 1e9])
+def test_the_wall_clock_bends_no_time(monkeypatch: pytest.MonkeyPatch, wall: float) -> None:
+    monkeypatch.setattr(time, "time", lambda: wall)
+    event = report_of({**UPLOADED, "upload_s": None})
     assert isinstance(event, ShardUploaded)
-    assert event.upload_s == 0.0
+    assert math.isnan(event.upload_s)
+
+
+def test_what_the_transfer_took_is_told_in_bounds() -> None:
+    retries = {"x" * 99 + str(n): 1 for n in range(100)}
+    sent = {"sent_nbytes": 9, "sent_s": 0.1, "hedges": 2, "plane": "awscrt", "retries": retries}
+    event = report_of({**UPLOADED, **sent})
+    assert isinstance(event, ShardUploaded)
+    assert event.cost is not None
+    assert (event.cost.sent_nbytes, event.cost.hedges, event.cost.plane) == (9, 2, "awscrt")
+    assert len(event.cost.retries) <= 16
+    assert all(len(code) <= 40 for code in event.cost.retries)
 
 
 def test_a_failure_is_told_in_bounds() -> None:
@@ -63,7 +76,12 @@ def test_a_failure_is_told_in_bounds() -> None:
         {"rank": "1"},
         {"rank": None},
         {"rank": 1.0},
-        {"staged_at": "now"},
+        {"upload_s": "now"},
+        {"upload_s": -1.0},
+        {"upload_s": float("inf")},
+        {"sent_nbytes": -1},
+        {"retries": [1]},
+        {"retries": {"503": "many"}},
         {"index_crc64": [1]},
     ],
 )
@@ -97,7 +115,7 @@ class Keeper:
 def test_an_uploader_is_given_time_to_finish_and_is_ended_at_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "STOP_GRACE_S", 0.3)
+    monkeypatch.setattr(kept, "STOP_GRACE_S", 0.3)
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('7', flush=True);"
 
     async def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent import uploads
+from orchestrator.agent import kept
 from orchestrator.agent.uploads import Uploads
 from orchestrator.core.events import ShardUploaded, UploadFailed
 from tests.unit.orchestrator.desk import until
@@ -40,7 +40,7 @@ class Heard:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "RESTART_WAIT_S", 0.01)
+    monkeypatch.setattr(kept, "RESTART_WAIT_S", 0.01)
 
 
 def test_an_uploader_that_ends_is_started_again(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_uploader_that_cannot_be_started_is_tried_again(tmp_path: Path) -> No
 def test_an_uploader_that_hangs_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "SILENCE_S", 2.0)
+    monkeypatch.setattr(kept, "SILENCE_S", 2.0)
     program = f"import time; print('{FAILED}', flush=True); time.sleep(600)"
     play(Heard(tmp_path, program).until(2))
 
@@ -79,7 +79,7 @@ def test_an_uploader_that_hangs_is_killed_and_started_again(
 def test_an_uploader_that_only_says_that_it_lives_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "SILENCE_S", 5.0)
+    monkeypatch.setattr(kept, "SILENCE_S", 5.0)
     program = (
         "import time\n"
         "for _ in range(12):\n"
@@ -94,7 +94,7 @@ def test_an_uploader_that_only_says_that_it_lives_is_left_alone(
 def test_what_it_says_while_it_ends_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "STOP_GRACE_S", 30.0)
+    monkeypatch.setattr(kept, "STOP_GRACE_S", 30.0)
     program = f"import sys; print('{FAILED}', flush=True); sys.stdin.read(); print('{FAILED}')"
     heard = Heard(tmp_path, program)
     play(heard.until(1))

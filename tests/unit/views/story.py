@@ -11,10 +11,24 @@ from orchestrator.core.events import Event
 from orchestrator.core.fold import fold
 from orchestrator.core.policy import Policy
 from orchestrator.core.record import Record
+from orchestrator.core.saves import SaveCost
 from orchestrator.core.state import State
 
 START = 1_800_000_000.0
 NAN = float("nan")
+COST = SaveCost(
+    ranks=4,
+    stall_s=0.03,
+    stage_s=0.02,
+    staged_nbytes=40_000_000,
+    sent_nbytes=14_000_000,
+    sent_s=0.2,
+    upload_s=0.21,
+    age_s=2.0,
+    retries={"SlowDown": 2},
+    hedges=1,
+    planes=("boto3",),
+)
 
 
 class Story:
@@ -162,7 +176,11 @@ class Story:
         (decision,) = self.decide()[:1]
         self.add(
             ev.CheckpointCommitted(
-                step=step, attempt=attempt.number, manifest_key="m", nbytes=14_000_000
+                step=step,
+                attempt=attempt.number,
+                manifest_key="m",
+                nbytes=14_000_000,
+                cost=COST,
             ),
             after=0.02,
         )

@@ -1,6 +1,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.views.history import History
+from orchestrator.core import events as ev
+from orchestrator.core.saves import SaveCost
+from orchestrator.views.history import KEPT_CODES, History, Sums
 from orchestrator.views.metrics import render
 from tests.unit.views.story import Story, whole_story
 
@@ -60,3 +62,42 @@ def test_a_lost_node_is_down_and_its_incident_open() -> None:
     found = scraped(Story().launch().train(30).lose_node())
     assert value(found["everstep_node_up"], node="node-2") == 0
     assert value(found["everstep_incident_open"], node="node-2") == 1
+
+
+def test_the_cost_of_the_last_save_is_told_in_base_units() -> None:
+    story = Story().launch().train(45)
+    story.at += 3.0
+    found = scraped(story)
+    assert value(found["everstep_checkpoint_stage_seconds"]) == 0.02
+    assert value(found["everstep_checkpoint_stage_bytes_per_second"]) == 2e9
+    assert value(found["everstep_checkpoint_upload_bytes_per_second"]) == 7e7
+    assert value(found["everstep_checkpoint_upload_seconds"]) == 0.21
+    assert value(found["everstep_checkpoint_stall_seconds"]) == 0.03
+    assert 3.0 <= value(found["everstep_checkpoint_age_seconds"]) < 6.0
+
+
+def test_sums_over_saves_are_counters_with_the_codes_of_the_store() -> None:
+    found = scraped(Story().launch().train(45))
+    assert value(found["everstep_checkpoint_commits"]) == 2
+    assert value(found["everstep_checkpoint_upload_retries"], code="SlowDown") == 4
+    assert value(found["everstep_checkpoint_uploaded_bytes"]) == 28_000_000
+    assert value(found["everstep_checkpoint_hedged_parts"]) == 2
+    names = {s.name for s in found["everstep_checkpoint_upload_retries"]}
+    assert names == {"everstep_checkpoint_upload_retries_total"}
+
+
+def test_a_save_that_nobody_measured_gives_no_speed() -> None:
+    story = Story().launch().train(19)
+    story.add(ev.CheckpointCommitted(step=19, attempt=1, manifest_key="m", nbytes=1))
+    found = scraped(story)
+    assert "everstep_checkpoint_upload_bytes_per_second" not in found
+    assert "everstep_checkpoint_stage_seconds" not in found
+    assert value(found["everstep_checkpoint_commits"]) == 1
+
+
+def test_a_store_that_makes_up_codes_makes_no_series_without_end() -> None:
+    sums = Sums()
+    for n in range(1000):
+        sums.add(SaveCost(retries={f"code-{n}": 1}))
+    assert len(sums.retries) <= KEPT_CODES + 1
+    assert sum(sums.retries.values()) == 1000

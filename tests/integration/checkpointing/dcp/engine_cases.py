@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from checkpointing.commit import UploadRecord, commit
@@ -14,7 +13,7 @@ from checkpointing.stage.arena import MappedArena
 from checkpointing.stage.stager import Stager
 from checkpointing.store.directory import DirectoryStore
 from checkpointing.uploader.send import send
-from tests.integration.checkpointing.dcp.states import Training, sums
+from tests.integration.checkpointing.dcp.states import Training, mesh_of, sums
 
 RUN = "run"
 STEP = 7
@@ -111,7 +110,7 @@ def spread(values: dict[str, torch.Tensor], plan: list[str]) -> dict[str, Any]:
     """Lay tensors out as a plan of placements on a mesh says."""
     world = dist.get_world_size()
     shape = (2, world // 2) if len(plan) == 2 and world > 1 else (1,) * (len(plan) - 1) + (world,)
-    mesh = init_device_mesh("cpu", shape)
+    mesh = mesh_of(shape)
     found: dict[str, Any] = {}
     for name, value in values.items():
         places = [

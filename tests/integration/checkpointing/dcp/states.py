@@ -1,6 +1,7 @@
 """States of training on a few ranks, in all the layouts that torch has for them."""
 
 import copy
+import functools
 import hashlib
 import io
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
@@ -71,20 +72,24 @@ class Training:
         return sums(self.state())
 
 
+@functools.cache
+def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """Return the one mesh of this shape: its groups keep their threads and buffers for good."""
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
 def shard(model: nn.Module, layout: str) -> None:
     world = dist.get_world_size()
     if layout == "fsdp":
-        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        fully_shard(model, mesh=mesh_of((world,)))
     elif layout == "hsdp":
         shape = (2, world // 2) if world > 1 else (1, 1)
-        fully_shard(
-            model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-        )
+        fully_shard(model, mesh=mesh_of(shape, ("replicate", "shard")))
     elif layout == "tp":
-        _tensor_parallel(model, init_device_mesh("cpu", (world,)))
+        _tensor_parallel(model, mesh_of((world,)))
     elif layout == "fsdp_tp":
         shape = (world // 2, 2) if world > 1 else (1, 1)
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+        mesh = mesh_of(shape, ("dp", "tp"))
         _tensor_parallel(model, mesh["tp"])
         fully_shard(model, mesh=mesh["dp"])
 
