@@ -52,7 +52,7 @@ class RetentionPolicy:
         ages_factor: See there; at least 2.
         average_last: So many for an average ...
         average_every_steps: ... each the first one of so many steps,
-        average_every_tokens: and of so many tokens.
+        average_every_tokens: and of so many tokens; one whose tokens are not known is kept.
         quarantined_s: One in quarantine is kept for so long, for those who look into it.
     """
 
@@ -147,6 +147,9 @@ def _by_slots(
             reasons[commit.place].append("for averaging")
     if every_tokens := policy.average_every_tokens:
         known = [commit for commit in current if commit.tokens is not None]
+        for commit in current:
+            if commit.tokens is None:  # perhaps the very one that is needed
+                reasons[commit.place].append("its tokens are not known")
         slots = _firsts(known, lambda c: (c.tokens or 0) // every_tokens)
         for commit in slots[: policy.average_last]:
             reasons[commit.place].append("for averaging")

@@ -155,7 +155,9 @@ def prune(
     average_tokens: Annotated[
         int, typer.Option("--average-every-tokens", metavar="N", help="or tokens apart.")
     ] = 0,
-    tokens_per_step: Annotated[int, typer.Option("--tokens-per-step", metavar="N")] = 0,
+    tokens_per_step: Annotated[
+        int, typer.Option("--tokens-per-step", metavar="N", help="0: as checkpoints tell.")
+    ] = 0,
     orphans_h: Annotated[
         float, typer.Option("--orphans-h", metavar="H", help="Age of orphans; 0: leave them.")
     ] = 24.0,
@@ -171,8 +173,6 @@ def prune(
     from orchestrator.pruning import carry_out, plan
     from orchestrator.views.checkpoint_tables import pruning_view
 
-    if average_tokens and not tokens_per_step:
-        raise ConfigError("--average-every-tokens: needs --tokens-per-step")
     for option, hours in (("--ages-h", ages_h), ("--orphans-h", orphans_h)):
         if not (math.isfinite(hours) and hours >= 0):
             raise ConfigError(f"{option}: {hours:g}: give 0 or more hours")

@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 from checkpointing import keys
-from checkpointing.deletion import delete_commit, finish_deletions
-from checkpointing.resolver import CommitInfo, list_commits, read_catalogue
-from checkpointing.retention import Candidate, RetentionPolicy, Verdict, plan_retention
+from checkpointing.pruning import delete_all, plan_for
+from checkpointing.resolver import CommitInfo
+from checkpointing.retention import RetentionPolicy, Verdict
 from checkpointing.sweep import SweepPlan, find_orphans, sweep
 from orchestrator.catalogue import Target, in_use, told
 
@@ -21,14 +21,15 @@ def plan(
     """Decide what to delete; changes nothing."""
     used = in_use(target)
     now = time.time()
+
+    def by_steps(commit: CommitInfo) -> int:
+        return commit.step * tokens_per_step
+
+    told_tokens = by_steps if tokens_per_step else None
     with told():
-        sound = {commit.place for commit in list_commits(target.store, target.run)}
-        catalogue = read_catalogue(target.store, target.run)
-        commits = [c for c in catalogue.commits if c.place in sound]
-        candidates = [_candidate(c, tokens_per_step, quarantined=False) for c in commits]
-        candidates += [
-            _candidate(c, tokens_per_step, quarantined=True) for c in catalogue.quarantined
-        ]
+        decided = plan_for(
+            target.store, target.run, policy, tokens_of=told_tokens, in_use=used, now=now
+        )
         left = sorted(
             keys.place_of_deletion(info.key) or (0, 0)
             for info in target.store.list(keys.deleting_prefix(target.run))
@@ -38,7 +39,6 @@ def plan(
             swept = find_orphans(
                 target.store, target.run, now, older_than_s=orphans_older_than_s, in_use=used
             )
-    decided = plan_retention(candidates, now, policy, used)
     body = {
         **target.about,
         "keep": [_verdict(verdict) for verdict in decided.keep],
@@ -65,23 +65,11 @@ def plan(
 
 def carry_out(target: Target, body: dict[str, Any], swept: SweepPlan) -> dict[str, Any]:
     """Delete what a plan says, oldest first; doing it again after a kill finishes it."""
-    freed = 0
     with told():
-        finish_deletions(target.store, target.run)
-        for verdict in reversed(body["delete"]):
-            freed += delete_commit(target.store, target.run, verdict["step"], verdict["attempt"])
+        places = [(verdict["step"], verdict["attempt"]) for verdict in reversed(body["delete"])]
+        _, freed = delete_all(target.store, target.run, places)
         freed += sweep(target.store, target.run, swept)
     return {**body, "deleted": True, "freed_bytes": freed}
-
-
-def _candidate(commit: CommitInfo, tokens_per_step: int, *, quarantined: bool) -> Candidate:
-    return Candidate(
-        step=commit.step,
-        attempt=commit.attempt,
-        committed_at=commit.committed_at,
-        tokens=commit.step * tokens_per_step if tokens_per_step else None,
-        quarantined=quarantined,
-    )
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

@@ -7,6 +7,7 @@ first line and then orders; standard output tells what happened, one JSON object
     {"do":"buddy","address":"host:port"|null}    who gets this node's snapshots
     {"do":"fetch","id":1,"rank":0,"world":8,"step":40,"attempt":2,"from":["host:port","disk"],
      "arena":"NODE_DIR/arena-0"}                  first source that has it, whole
+    {"do":"give_up","id":1}                       that would come too late: leave the arena alone
     {"do":"clear"}                                drop what is kept here for others
     {"event":"listening","address":"host:port"}
     {"event":"held","replicas":[{"tier":"peer","rank":0,...,"nbytes":1,"staged_at":1.0}]}

@@ -1,6 +1,8 @@
 """Brings a replica back: a complete arena file, from which a rank restores as from its own."""
 
 import os
+import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,8 +14,8 @@ from checkpointing import checked
 from checkpointing.errors import CheckpointingError, ReplicaError
 from checkpointing.replicas.exchange import get
 from checkpointing.replicas.replica import Name, Offer
-from checkpointing.replicas.room import Room
-from checkpointing.replicas.shelf import Shelf, label
+from checkpointing.replicas.room import Room, Share
+from checkpointing.replicas.shelf import Shelf
 from checkpointing.replicas.snapshot import FileSource, Source
 from checkpointing.replicas.taking import take
 from checkpointing.replicas.wire import Secret
@@ -27,7 +29,14 @@ _MOST_SOURCES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to fetch, from whom (in this order), and as which file."""
+    """What to fetch.
+
+    Attributes:
+        number: Of the order.
+        name: Which snapshot.
+        sources: From whom, in this order.
+        arena: As which file.
+    """
 
     number: int
     name: Name
@@ -79,8 +88,20 @@ class Fetcher:
         self._room = room
         self._disk = disk
         self._secret = secret
+        self._lock = threading.Lock()
+        self._wanted: set[int] = set()
         for path in folder.glob(f"{_TEMPORARY}*"):  # of a killed one
             path.unlink(missing_ok=True)
+
+    def accept(self, order: Order) -> None:
+        """Take an order, which is carried out by `fetch`."""
+        with self._lock:
+            self._wanted.add(order.number)
+
+    def give_up(self, number: int) -> None:
+        """From now on this order, if it is not done, puts no file in an arena's place."""
+        with self._lock:
+            self._wanted.discard(number)
 
     def fetch(self, order: Order) -> Fetched:
         """Try one source after the other."""
@@ -92,6 +113,7 @@ class Fetcher:
                 return Fetched(source=source, nbytes=offer.total, error="")
             except (CheckpointingError, OSError) as error:
                 errors.append(f"{source}: {error or type(error).__name__}")
+        self.give_up(order.number)
         return Fetched(source="", nbytes=0, error=" ".join("; ".join(errors).split())[:500])
 
     def _opened(self, source: str, name: Name) -> AbstractContextManager[tuple[Offer, Source]]:
@@ -107,26 +129,33 @@ class Fetcher:
 
     def _write(self, order: Order, offer: Offer, body: Source) -> None:
         """Write the arena with as many slots as there is room for."""
-        path = self._folder / f"{_TEMPORARY}{order.arena.name}"
-        capacities = self._capacities(offer)
-        try:
-            path.unlink(missing_ok=True)
-            with FileIO(path, "x+") as file:
-                take(offer, body, file)
-                # A sparse file would fail with SIGBUS in mid-training.
-                os.posix_fallocate(file.fileno(), 0, capacities.file_nbytes)
-                os.pwrite(file.fileno(), capacities.pack(), 0)
-            path.replace(order.arena)
-        finally:
-            path.unlink(missing_ok=True)
-            self._room.give_back(capacities.file_nbytes)
+        path = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        capacities, share = self._share(offer)
+        with share:
+            try:
+                with FileIO(path, "x+") as file:
+                    take(offer, body, file, share)
+                    # A sparse file would fail with SIGBUS in mid-training.
+                    os.posix_fallocate(file.fileno(), 0, capacities.file_nbytes)
+                    os.pwrite(file.fileno(), capacities.pack(), 0)
+                self._install(path, order)
+            finally:
+                path.unlink(missing_ok=True)
 
-    def _capacities(self, offer: Offer) -> Capacities:
+    def _install(self, path: Path, order: Order) -> None:
+        with self._lock:
+            if order.number not in self._wanted:  # ranks may run by now
+                raise ReplicaError("nobody waits for it any more")
+            self._wanted.discard(order.number)
+            path.replace(order.arena)
+
+    def _share(self, offer: Offer) -> tuple[Capacities, Share]:
         """Take the memory for two slots, or for one where it is scarce."""
-        why = ""
-        for slots in range(SLOTS, 0, -1):
-            found = Capacities(meta=offer.meta_room, data=offer.data_room, slots=slots)
-            why = self._room.take(found.file_nbytes)
-            if not why:
-                return found
-        raise ReplicaError(f"no room for {label(offer.name)}: {why}")
+        two, one = (
+            Capacities(meta=offer.meta_room, data=offer.data_room, slots=slots)
+            for slots in (SLOTS, 1)
+        )
+        try:
+            return two, self._room.share(two.file_nbytes)
+        except ReplicaError:
+            return one, self._room.share(one.file_nbytes)

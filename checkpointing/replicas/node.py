@@ -1,5 +1,6 @@
 """All that one of these processes does, put together."""
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from checkpointing.store.budget import Budget
 from checkpointing.store.pace import Pacer
 from checkpointing.tiers import Tier
 
+_log = logging.getLogger(__name__)
 _POLL_S: Final = 0.03
 _ALIVE_S: Final = 5.0
 _DRAIN_S: Final = 10.0
@@ -111,7 +113,10 @@ class Node:
                     self._set_buddy(order.get("address"))
                 case "fetch":
                     wanted = Order.from_json(order, self._folder)
+                    self._fetcher.accept(wanted)
                     self._fetches.submit(self._fetch, wanted)
+                case "give_up":
+                    self._fetcher.give_up(checked.number(order.get("id"), "id"))
                 case "clear":
                     self._peers.clear()
                 case other:
@@ -136,8 +141,9 @@ class Node:
         if not self._disk.needs(name_of(staged)):
             return 0
         offer = snapshot.offer(staged.index)
-        with self._disk.room_for(offer):
-            self._disk.keep(offer, FileSource(snapshot, staged.index, offer, self._pace))
+        source = FileSource(snapshot, staged.index, offer, self._pace)
+        with self._disk.room_for(offer) as share:
+            self._disk.keep(offer, source, share)
         return offer.total
 
     def _fetch(self, order: Order) -> None:
@@ -179,10 +185,15 @@ def _described(tier: str, offer: Offer) -> dict[str, Any]:
 
 
 def _disk(setting: Setting) -> Shelf | None:
+    """Open the disk's replicas; a disk that cannot be used leaves the other tiers alone."""
     if setting.disk is None:
         return None
-    folder = _folder(setting.disk / setting.run)
-    return Shelf(folder, Room(folder, on_disk), durable=True)
+    try:
+        folder = _folder(setting.disk / setting.run)
+        return Shelf(folder, Room(folder, on_disk), durable=True)
+    except OSError as error:
+        _log.error("nothing is copied to a disk here: %s", error)
+        return None
 
 
 def _folder(path: Path) -> Path:

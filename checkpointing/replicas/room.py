@@ -4,7 +4,9 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
+from checkpointing.errors import ReplicaError
 from checkpointing.stage.memory import gib, room_for
 
 Measure = Callable[[Path], dict[str, int]]
@@ -31,18 +33,42 @@ class Room:
         self._lock = threading.Lock()
         self._taken = 0
 
-    def take(self, nbytes: int) -> str:
-        """Take some until `give_back`; return "", or why there is not enough."""
+    def share(self, nbytes: int) -> "Share":
+        """Take some.
+
+        Raises:
+            ReplicaError: There is not enough, with the numbers.
+        """
         with self._lock:
             room = self._measure(self._folder)
             limit = min(room, key=lambda name: room[name])
             left = room[limit] - self._taken
             if left < nbytes:
-                return f"{gib(nbytes)} are needed and {limit} has {gib(left)} left"
+                raise ReplicaError(f"{gib(nbytes)} are needed and {limit} has {gib(left)} left")
             self._taken += nbytes
-            return ""
+        return Share(self, nbytes)
 
     def give_back(self, nbytes: int) -> None:
         """What was taken is written by now and so measured, or does not come."""
         with self._lock:
             self._taken -= nbytes
+
+
+class Share:
+    """What one snapshot on its way has taken: less and less while it is written."""
+
+    def __init__(self, room: Room, nbytes: int) -> None:
+        self._room = room
+        self._left = nbytes
+
+    def written(self, nbytes: int) -> None:
+        """So much of it is in the folder now."""
+        nbytes = min(nbytes, self._left)
+        self._left -= nbytes
+        self._room.give_back(nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.written(self._left)

@@ -104,10 +104,10 @@ class Server:
         if not self._shelf.needs(offer.name):
             line.say(say="have")
             return
-        with self._shelf.room_for(offer):
+        with self._shelf.room_for(offer) as share:
             line.allow(offer.total)
             line.say(say="send")
-            self._shelf.keep(offer, line)
+            self._shelf.keep(offer, line, share)
         line.say(say="kept")
 
     def _get(self, line: Line, name: Name) -> None:

@@ -4,8 +4,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from typing import Final
 from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, CheckpointingError, ReplicaError
 from checkpointing.replicas.replica import Name, Offer, outdated
-from checkpointing.replicas.room import Room
+from checkpointing.replicas.room import Room, Share
 from checkpointing.replicas.snapshot import SnapshotFile, Source
 from checkpointing.replicas.taking import take
 
@@ -77,9 +76,8 @@ class Shelf:
         self._forget(name)
         raise ReplicaError(f"the replica of {label(name)} is spoilt")
 
-    @contextmanager
-    def room_for(self, offer: Offer) -> Iterator[None]:
-        """Have room for a snapshot before any of it is taken, and until it is kept.
+    def room_for(self, offer: Offer) -> Share:
+        """Take room for a snapshot, before any of its bytes come.
 
         Of a rank's two replicas the older one goes when memory is short, the only one never.
 
@@ -87,19 +85,17 @@ class Shelf:
             ReplicaError: There is not enough, with the numbers.
         """
         with self._lock:
-            why = self._room.take(offer.total)
-            if why and (older := self._older_of_two(offer.name.rank)):
-                self._drop(older)
-                why = self._room.take(offer.total)
-        if why:
-            raise ReplicaError(f"no room for {label(offer.name)}: {why}")
-        try:
-            yield
-        finally:
-            self._room.give_back(offer.total)
+            try:
+                return self._room.share(offer.total)
+            except ReplicaError as error:
+                older = self._older_of_two(offer.name.rank)
+                if older is None:
+                    raise ReplicaError(f"no room for {label(offer.name)}: {error}") from error
+            self._drop(older)
+            return self._room.share(offer.total)
 
-    def keep(self, offer: Offer, source: Source) -> None:
-        """Take a snapshot in, for which there is room.
+    def keep(self, offer: Offer, source: Source, share: Share) -> None:
+        """Take a snapshot in, into the room that was taken for it.
 
         Raises:
             ReplicaError: What came is not what was offered, or broke off.
@@ -108,7 +104,7 @@ class Shelf:
         path = self._folder / f"{_COMING}{secrets.token_hex(8)}"
         try:
             with FileIO(path, "x+") as file:
-                take(offer, source, file)
+                take(offer, source, file, share)
                 if self._durable:
                     os.fsync(file.fileno())
             path.replace(self._folder / offer.name.file)

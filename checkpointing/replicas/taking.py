@@ -1,19 +1,23 @@
 """Takes a snapshot in: as its bytes come they are summed and written, its header last of all."""
 
 import os
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
-from typing import Final
+from typing import Final, Self
 
 from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, ReplicaCorrupt
 from checkpointing.extents import Extent
 from checkpointing.replicas.replica import Offer
+from checkpointing.replicas.room import Share
 from checkpointing.replicas.snapshot import Source
 from checkpointing.stage.arena import PAGE, Capacities, Header
 from checkpointing.stage.meta import Meta
 
 _PIECE: Final = 1 << 20  # summed and written while it is in the cache
+_BUFFERS: Final = 4
 
 
 class Check:
@@ -69,8 +73,61 @@ class Check:
             raise ReplicaCorrupt(f"{self._wrong[0]!r:.80}{more}: bytes fail their CRC")
 
 
-def take(offer: Offer, source: Source, file: FileIO) -> None:
+class _Writer:
+    """Writes one piece after the other on a thread of its own, while the next ones come.
+
+    Args:
+        fd: The file.
+        at: Where the first one goes.
+        share: The room that was taken for them.
+    """
+
+    def __init__(self, fd: int, at: int, share: Share) -> None:
+        self._fd = fd
+        self._at = at
+        self._share = share
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._free = deque(memoryview(bytearray(_PIECE)) for _ in range(_BUFFERS))
+        self._writing: deque[tuple[memoryview, Future[None]]] = deque()
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """Return memory for the next piece, which has to be written before another is asked for."""
+        if not self._free:
+            self._finish_one()
+        return self._free[0][:nbytes]
+
+    def write(self, piece: memoryview) -> None:
+        """Have the piece written, sooner or later."""
+        written = self._pool.submit(self._write, piece, self._at)
+        self._writing.append((self._free.popleft(), written))
+        self._at += piece.nbytes
+
+    def _write(self, piece: memoryview, at: int) -> None:
+        _write(self._fd, piece, at)
+        self._share.written(piece.nbytes)
+
+    def _finish_one(self) -> None:
+        buffer, written = self._writing.popleft()
+        written.result()
+        self._free.append(buffer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=kind is not None)
+        while self._writing and kind is None:
+            self._finish_one()
+
+
+def take(offer: Offer, source: Source, file: FileIO, share: Share) -> None:
     """Write a snapshot as slot 0 of an arena file with one slot.
+
+    Args:
+        offer: What describes it.
+        source: Where its bytes come from.
+        file: An empty one.
+        share: The room that was taken for it.
 
     Raises:
         ReplicaCorrupt: What came is not what was offered; all of it was read, unless its meta was
@@ -83,26 +140,20 @@ def take(offer: Offer, source: Source, file: FileIO) -> None:
     source.read_into(memoryview(packed))
     check = Check(_extents(bytes(packed), offer), offer.nbytes)
     _write(fd, memoryview(packed), capacities.meta_at(0))
-    buffer = memoryview(bytearray(min(_PIECE, offer.nbytes)))
-    start = capacities.data_at(0)
-    for at in range(0, offer.nbytes, _PIECE):
-        piece = buffer[: min(_PIECE, offer.nbytes - at)]
-        source.read_into(piece)
-        check.feed(piece)
-        _write(fd, piece, start + at)
+    with _Writer(fd, capacities.data_at(0), share) as writer:
+        for at in range(0, offer.nbytes, _PIECE):
+            piece = writer.buffer(min(_PIECE, offer.nbytes - at))
+            source.read_into(piece)
+            check.feed(piece)
+            writer.write(piece)
     check.feed(memoryview(b""))
     check.finish()
     os.ftruncate(fd, capacities.file_nbytes)
     _write(fd, memoryview(capacities.pack() + _header(offer)), 0)
 
 
-def is_meta_whole(packed: bytes, offer: Offer) -> bool:
-    """Tell whether bytes are the meta that an offer describes."""
-    return len(packed) == offer.meta_nbytes and crc64(packed) == offer.meta_crc64
-
-
 def _extents(packed: bytes, offer: Offer) -> list[Extent]:
-    if not is_meta_whole(packed, offer):
+    if crc64(packed) != offer.meta_crc64:
         raise ReplicaCorrupt("the meta fails its CRC")
     try:
         found = Meta.unpack(packed).extents

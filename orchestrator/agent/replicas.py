@@ -182,15 +182,21 @@ class Replicas(KeptProcess):
         try:
             return await asyncio.wait_for(answer, wanted.timeout_s)
         except TimeoutError:
+            self._say_too_late(number)
             return f"no copy within {wanted.timeout_s:g} s"
         finally:
             del self._fetching[number]
 
     def give_up(self) -> None:
         """Nobody needs what is being brought any more."""
-        for _, answer in self._fetching.values():
+        for number, (_, answer) in self._fetching.items():
             if not answer.done():
+                self._say_too_late(number)
                 answer.set_result("given up")
+
+    def _say_too_late(self, number: int) -> None:
+        """Ranks may be started next: no file is to take their arena's place any more."""
+        self.say(json.dumps({"do": "give_up", "id": number}))
 
     def heard(self, value: Any) -> None:
         """Take in what it says."""

@@ -144,6 +144,13 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prune:
+    """Delete committed checkpoints, given as (step, attempt), oldest first."""
+
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetInterval:
     """Save every `interval_steps` from `effective_step` on; the rest is why, for the reader."""
 
@@ -193,6 +200,7 @@ Action = (
     | StopRanks
     | Commit
     | Quarantine
+    | Prune
     | SetInterval
     | Pair
     | Snapshot

@@ -18,6 +18,7 @@ from orchestrator.core.rules import (
     pair,
     quarantine,
     restart,
+    retention,
     start,
 )
 from orchestrator.core.state import State
@@ -51,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     operator.snapshot,
     pair.pair,
     interval.interval,
+    retention.prune,  # last: nothing waits for it
 )
 
 

@@ -85,6 +85,18 @@ class QuarantineRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPlanned:
+    """Commits in the store that no rule of the run's file keeps, as (step, attempt), oldest first.
+
+    Attributes:
+        problem: Why it is not known, "" when it is.
+    """
+
+    places: tuple[tuple[int, int], ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueUnknown:
     """The store could not be listed: never the same as an empty store."""
 
@@ -419,6 +431,7 @@ Event = (
     | OperatorSaid
     | CatalogueRead
     | QuarantineRead
+    | RetentionPlanned
     | CatalogueUnknown
     | AgentJoined
     | AgentLost

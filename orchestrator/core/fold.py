@@ -20,6 +20,7 @@ from orchestrator.core.actions import (
     Launch,
     NoteNode,
     Pair,
+    Prune,
     Quarantine,
     SetInterval,
     Source,
@@ -32,7 +33,7 @@ from orchestrator.core.actions import Snapshot as SnapshotAction
 from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.record import Record
 from orchestrator.core.saves import slowest
-from orchestrator.core.state import Pending, RunPhase, State
+from orchestrator.core.state import Pending, Place, RunPhase, State
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -105,6 +106,19 @@ def _catalogue_read(state: State, record: Record, event: ev.CatalogueRead) -> St
 
 def _quarantine_read(state: State, record: Record, event: ev.QuarantineRead) -> State:
     return _shun(state, event.places)
+
+
+def _retention_planned(state: State, record: Record, event: ev.RetentionPlanned) -> State:
+    return replace(state, unkept=event.places, retention_problem=event.problem)
+
+
+def _prune(state: State, places: tuple[Place, ...]) -> State:
+    """Nobody may choose what is about to be deleted, whatever becomes of the deletion."""
+    return replace(
+        state,
+        commits=tuple(c for c in state.commits if c not in places),
+        unkept=tuple(p for p in state.unkept if p not in places),
+    )
 
 
 def _shun(state: State, places: Iterable[tuple[int, int]]) -> State:
@@ -213,6 +227,8 @@ def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> Stat
             return replace(state, noted=action.incident)
         case Quarantine(step=step, attempt=number):
             return _shun(state, [(step, number)])
+        case Prune(places=places):
+            return _prune(state, places)
         case StartRanks():
             return attempts.start(state, record, action, decision)
         case StopRanks():
@@ -244,6 +260,11 @@ def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
         return _commit_unanswered(state, record, done.action)
     if isinstance(done.action, Finish):
         return replace(state, over=True, phase=RunPhase.OVER)
+    if isinstance(done.action, Prune):
+        if not event.ok:
+            return replace(state, retention_problem=event.detail)
+        deleted = state.deleted + len(done.action.places)
+        return replace(state, deleted=deleted, retention_problem="")
     if isinstance(done.action, Launch):
         return allocations.answered(state, record, event.key, event)
     if isinstance(done.action, Unhold) and event.ok:
@@ -279,6 +300,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.OperatorSaid: _operator_said,
     ev.CatalogueRead: _catalogue_read,
     ev.QuarantineRead: _quarantine_read,
+    ev.RetentionPlanned: _retention_planned,
     ev.CatalogueUnknown: _catalogue_unknown,
     ev.AgentJoined: nodes.joined,
     ev.AgentLost: nodes.lost,

@@ -10,6 +10,9 @@ from orchestrator.core.node import Allocation, Node
 from orchestrator.core.policy import Policy
 from orchestrator.core.saves import SaveCost
 
+Place = tuple[int, int]
+"""A checkpoint: step and attempt."""
+
 
 class RunPhase(StrEnum):
     """Where the run is, for people and for the rules."""
@@ -216,7 +219,10 @@ class State:
     catalogue_problem: str = ""
     commits: tuple[tuple[int, int], ...] = ()
     quarantined: frozenset[tuple[int, int, str]] = frozenset()
-    in_quarantine: frozenset[tuple[int, int]] = frozenset()
+    in_quarantine: frozenset[Place] = frozenset()
+    unkept: tuple[Place, ...] = ()
+    deleted: int = 0
+    retention_problem: str = ""
     uploads: dict[tuple[int, int], dict[int, ShardUploaded]] = field(default_factory=dict)
     failed_commits: dict[tuple[int, int], FailedCommit] = field(default_factory=dict)
     refused: frozenset[tuple[int, int]] = frozenset()

@@ -17,6 +17,7 @@ from orchestrator.core.actions import (
     Launch,
     NoteNode,
     Pair,
+    Prune,
     Quarantine,
     SetInterval,
     Snapshot,
@@ -36,7 +37,7 @@ from orchestrator.launch.launcher import (
 )
 from orchestrator.ledger import Ledger
 from orchestrator.supervisor.fetching import orders as fetch_orders
-from orchestrator.supervisor.keeping import put_in_quarantine
+from orchestrator.supervisor.keeping import prune, put_in_quarantine
 from orchestrator.supervisor.sessions import Sessions
 from orchestrator.wire import (
     Buddy,
@@ -148,6 +149,9 @@ class Executor:
             case Quarantine() as spoilt:
                 assert self._store is not None, "nothing is restored from no store"
                 return await put_in_quarantine(self._store, self._spec.name, spoilt)
+            case Prune(places=places):
+                assert self._store is not None, "nothing is committed to no store"
+                return await prune(self._store, self._spec.name, places)
             case SetInterval() as change:
                 order = Control(
                     attempt=change.attempt,

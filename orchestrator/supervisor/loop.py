@@ -28,6 +28,7 @@ from orchestrator.supervisor.journal import Journal
 from orchestrator.supervisor.lease import LEASE_S, Lease
 from orchestrator.supervisor.looks import Looks
 from orchestrator.supervisor.probe import Prober
+from orchestrator.supervisor.retention import Retention
 from orchestrator.supervisor.scrape import EVERY_S as SCRAPE_S
 from orchestrator.supervisor.scrape import Scraper
 from orchestrator.supervisor.server import Pages, Server
@@ -165,6 +166,9 @@ class Supervisor:
         if not self.state.catalogue_read:
             yield self._looks.read_catalogue(store, run)
         yield self._looks.read_quarantine(store, run)
+        if (keep := self._config.checkpoint.keep) is not None:
+            retention = Retention(store, run, keep.policy(), lambda: self.state, self.emit)
+            yield retention.run()
 
     def _open(self) -> None:
         """Write the first records of this epoch."""

@@ -60,6 +60,8 @@ def _sums(state: State, history: History, run: str) -> Iterator[Metric]:
     doc = "Parts of committed saves that were sent twice because they were late"
     yield from counter("checkpoint_hedged_parts", doc, run, sums.hedges)
     failures = {"commit_refused": len(state.refused), "restore_failed": len(state.quarantined)}
+    doc = "Committed checkpoints that retention deleted"
+    yield from counter("checkpoint_deletions", doc, run, state.deleted)
     doc = "Checkpoints that came to nothing"
     yield from counters("checkpoint_failures", doc, run, "reason", failures)
     doc = "Saves of this attempt skipped since the previous upload was not done"

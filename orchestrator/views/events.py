@@ -94,6 +94,8 @@ def describe_action(action: act.Action) -> str:
             return f"commit checkpoint {step:,}"
         case act.Quarantine(step=step, attempt=number):
             return f"put checkpoint {step:,} of attempt {number} into quarantine"
+        case act.Prune(places=places):
+            return f"delete {units.count(len(places), 'checkpoint')} that no rule keeps"
         case act.SetInterval():
             return (
                 f"checkpoint every {units.count(action.interval_steps, 'step')} "
@@ -242,6 +244,11 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ),
     ev.QuarantineRead: lambda e: (
         "in quarantine now: " + ", ".join(f"step {s:,} of attempt {a}" for s, a in e.places)
+    ),
+    ev.RetentionPlanned: lambda e: (
+        f"it is not known what to delete: {e.problem}"
+        if e.problem
+        else f"no rule keeps {units.count(len(e.places), 'checkpoint')}"
     ),
     ev.CatalogueUnknown: lambda e: f"the store gave no list of checkpoints: {e.why}",
     ev.AgentJoined: _joined,

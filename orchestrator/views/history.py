@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Commit, Decision, Finish, SetInterval
+from orchestrator.core.actions import Commit, Decision, Finish, Prune, SetInterval
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Record
 from orchestrator.core.saves import SaveCost
@@ -72,7 +72,9 @@ class Sums:
 def is_quiet(event: ev.Event) -> bool:
     """Whether the event is routine: left out where only what matters is shown."""
     if isinstance(event, ev.DecisionMade):
-        return isinstance(event.decision.action, Commit)
+        return isinstance(event.decision.action, Commit | Prune)
+    if isinstance(event, ev.RetentionPlanned):
+        return not event.problem
     return isinstance(event, QUIET)
 
 

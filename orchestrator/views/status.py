@@ -187,7 +187,12 @@ def _checkpoints(state: State, history: History, now: float) -> dict[str, Any]:
         "retries": dict(history.sums.retries),
         "refused": len(state.refused),
         "quarantined": [list(place) for place in sorted(state.in_quarantine, reverse=True)],
-        "problem": state.refused_why or state.last_upload_error or state.catalogue_problem or None,
+        "deleted": state.deleted,
+        "problem": state.refused_why
+        or state.last_upload_error
+        or state.catalogue_problem
+        or state.retention_problem
+        or None,
     }
 
 

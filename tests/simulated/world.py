@@ -15,6 +15,7 @@ from orchestrator.core.actions import (
     GiveBack,
     Launch,
     NoteNode,
+    Prune,
     Quarantine,
     Restore,
     StartRanks,
@@ -143,7 +144,7 @@ class World:
                 self._asks_the_site(self.site, key, answer)
             case Launch():
                 self.answers(key, answer != "refused", "job-1")
-            case NoteNode() | Quarantine():
+            case NoteNode() | Quarantine() | Prune():
                 self.answers(key, answer == "ok")
             case Finish():
                 for agent in self.agents.values():

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from checkpointing.errors import CheckpointingError
 from deploy.demo.s3_server import ServerError
 from deploy.devcluster.lifecycle import stop_on_signals
-from tests.bench.checkpoint import beside, memory, rivals, rows, small, staging, transfers
+from tests.bench.checkpoint import beside, copies, memory, rivals, rows, small, staging, transfers
 from tests.bench.checkpoint.children import Failed
 from tests.bench.checkpoint.node import Setup
 from tests.bench.checkpoint.rows import Row, Target
@@ -44,6 +44,7 @@ PARTS = (
     Part(transfers.FIGURES, transfers.targets, transfers.measure),
     Part(beside.FIGURES, beside.targets, beside.measure),
     Part(memory.FIGURES, memory.targets, memory.measure, is_quick=False),
+    Part(copies.FIGURES, copies.targets, copies.measure),
     Part(small.FIGURES, small.targets, small.measure),
 )
 FIGURES = tuple(figure for part in PARTS for figure in part.figures)

@@ -40,6 +40,7 @@ def test_the_order_of_the_rules_is_deliberate() -> None:
         "snapshot",
         "pair",
         "interval",
+        "prune",
     ]
 
 

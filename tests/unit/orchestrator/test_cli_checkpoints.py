@@ -262,7 +262,7 @@ def test_a_run_file_says_where_the_store_is(
         (["prune", "MOE", "--keep-last", "-1"], ExitCode.USAGE, "retention: counts are 0 or more"),
         (["prune", "MOE", "--ages-h", "nan"], ExitCode.USAGE, "--ages-h: nan: give 0 or more"),
         (["prune", "MOE", "--orphans-h", "-2"], ExitCode.USAGE, "--orphans-h: -2"),
-        (["prune", "MOE", "--average-every-tokens", "5"], ExitCode.USAGE, "needs --tokens-per-ste"),
+        (["prune", "MOE", "--average-every-tokens", "-5"], ExitCode.USAGE, "counts are 0 or more"),
         (["export", "MOE", "--to", "out"], ExitCode.NOT_FOUND, "no usable checkpoint"),
         (["export", "MOE", "--to", "out", "--shard-gb", "0"], ExitCode.USAGE, "--shard-gb: 0"),
         (

@@ -152,11 +152,14 @@ def test_a_fetch_ends_in_time_and_when_nobody_needs_it(tmp_path: Path) -> None:
     async def story(replicas: Replicas) -> None:
         assert await replicas.fetch(wanted("hang:1", timeout_s=0.2)) == {0: "no copy within 0.2 s"}
         work = asyncio.ensure_future(replicas.fetch(wanted("hang:1")))
-        await until(lambda: len(heard.lines()) == 2)
+        await until(lambda: len(heard.lines()) == 3)
         replicas.give_up()
         assert await work == {0: "given up"}
+        await until(lambda: len(heard.lines()) == 4)
 
     heard.play(story)
+    words = [(line["do"], line["id"]) for line in heard.lines()]
+    assert words == [("fetch", 1), ("give_up", 1), ("fetch", 2), ("give_up", 2)]
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def put_on(held: Shelf, rank: Rank, step: int) -> Offer:
         index = max(range(2), key=lambda i: step_in(snapshot, i))
         offer = snapshot.offer(index)
         assert offer.name.step == step
-        with held.room_for(offer):
-            held.keep(offer, FileSource(snapshot, index, offer, Pacer()))
+        with held.room_for(offer) as share:
+            held.keep(offer, FileSource(snapshot, index, offer, Pacer()), share)
     return offer
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from checkpointing.errors import ReplicaCorrupt, ReplicaError
-from checkpointing.replicas.fetching import DISK, Fetcher, Order
+from checkpointing.replicas.fetching import DISK, Fetched, Fetcher, Order
 from checkpointing.replicas.replica import Name
 from checkpointing.replicas.room import Room
 from checkpointing.replicas.shelf import Shelf
@@ -20,6 +20,11 @@ from tests.unit.checkpointing.replicas.made import (
     put_on,
     shelf,
 )
+
+
+def fetch(fetcher: Fetcher, wanted: Order) -> Fetched:
+    fetcher.accept(wanted)
+    return fetcher.fetch(wanted)
 
 
 def steps(held: Shelf) -> list[int]:
@@ -64,8 +69,12 @@ def test_a_flipped_byte_is_found_and_nothing_is_kept(tmp_path: Path, area: str) 
         at = snapshot.capacities.meta_at(0) if area == "meta" else snapshot.capacities.data_at(0)
         byte = os.pread(snapshot.file.fileno(), 1, at + 100)
         os.pwrite(snapshot.file.fileno(), bytes([byte[0] ^ 4]), at + 100)
-        with held.room_for(offer), pytest.raises(ReplicaCorrupt, match=r"meta|'w'.*CRC"):
-            held.keep(offer, FileSource(snapshot, 0, offer, Pacer()))
+        source = FileSource(snapshot, 0, offer, Pacer())
+        with (
+            held.room_for(offer) as share,
+            pytest.raises(ReplicaCorrupt, match=r"meta fails|'w'.* fail their CRC"),
+        ):
+            held.keep(offer, source, share)
     assert held.held() == ()
     assert files(tmp_path / "s") == []
 
@@ -101,10 +110,12 @@ def test_of_two_the_older_goes_when_memory_is_short_and_the_only_one_never(tmp_p
 
 def test_snapshots_on_their_way_count_as_written(tmp_path: Path) -> None:
     room = Room(tmp_path, lambda _: {"memory": 100})
-    assert room.take(60) == ""
-    assert "memory has" in room.take(60)
-    room.give_back(60)
-    assert room.take(60) == ""
+    with room.share(60) as share:
+        with pytest.raises(ReplicaError, match="are needed and memory has"):
+            room.share(60)
+        share.written(20)
+        room.share(60).written(60)
+    room.share(100)
 
 
 def test_a_replica_that_is_dropped_meanwhile_can_still_be_read(tmp_path: Path) -> None:
@@ -135,7 +146,7 @@ def test_a_fetched_arena_has_both_slots_and_goes_on_as_the_old_one(tmp_path: Pat
     new = tmp_path / "new"
     new.mkdir()
     fetcher = Fetcher(new, Room(new), disk, SECRET)
-    fetched = fetcher.fetch(order(new, name, DISK))
+    fetched = fetch(fetcher, order(new, name, DISK))
     assert (fetched.source, fetched.error) == (DISK, "")
     assert_restores(new / "arena-0", name)
     assert (new / "arena-0").stat().st_size == rank.path.stat().st_size
@@ -150,7 +161,8 @@ def test_a_fetched_arena_has_one_slot_where_memory_is_scarce(tmp_path: Path) -> 
     disk, rank = shelf(tmp_path / "s"), Rank(tmp_path / "n")
     name = put_on(disk, rank, 7).name
     room = Room(tmp_path / "n", lambda _: {"memory": rank.path.stat().st_size - 1})
-    assert Fetcher(tmp_path / "n", room, disk, SECRET).fetch(order(tmp_path / "n", name, DISK))
+    fetcher = Fetcher(tmp_path / "n", room, disk, SECRET)
+    assert fetch(fetcher, order(tmp_path / "n", name, DISK)).source == DISK
     assert_restores(rank.path, name)
     arena = MappedArena(rank.path)
     assert arena.capacities.slots == 1
@@ -165,10 +177,25 @@ def test_a_fetch_tells_why_no_source_served_and_leaves_the_arena_alone(tmp_path:
     with SnapshotFile(path) as snapshot:
         os.pwrite(snapshot.file.fileno(), b"\xff" * 8, snapshot.capacities.data_at(0))
     fetcher = Fetcher(tmp_path / "n", Room(tmp_path / "n"), disk, SECRET)
-    fetched = fetcher.fetch(order(tmp_path / "n", offer.name, "127.0.0.1:1", "nonsense", DISK))
+    wanted = order(tmp_path / "n", offer.name, "127.0.0.1:1", "nonsense", DISK)
+    fetched = fetch(fetcher, wanted)
     assert fetched.source == ""
     assert "127.0.0.1:1: " in fetched.error
     assert "'nonsense' is no host:port" in fetched.error
     assert "fail their CRC" in fetched.error
     assert rank.path.read_bytes() == before
     assert files(tmp_path / "n") == ["arena-0"]
+
+
+def test_a_fetch_that_nobody_waits_for_any_more_replaces_no_arena(tmp_path: Path) -> None:
+    disk, rank = shelf(tmp_path / "s"), Rank(tmp_path / "n")
+    name = put_on(disk, rank, 1).name
+    inode = rank.path.stat().st_ino
+    fetcher = Fetcher(tmp_path / "n", Room(tmp_path / "n"), disk, SECRET)
+    wanted = order(tmp_path / "n", name, DISK)
+    fetcher.accept(wanted)
+    fetcher.give_up(wanted.number)
+    assert "nobody waits" in fetcher.fetch(wanted).error
+    assert rank.path.stat().st_ino == inode
+    assert files(tmp_path / "n") == ["arena-0"]
+    assert fetch(fetcher, wanted).source == DISK
