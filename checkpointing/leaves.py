@@ -28,6 +28,16 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def plain_kind(value: Any) -> str:
+    """Return the kind of an ordinary tensor that can be kept, "" for everything else."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return ""
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        return ""
+    return "tensor"
+
+
 def unsupported(leaf: Any) -> str | None:
     """Say why a tensor or array cannot be kept as raw bytes; None when it can."""
     leaf = plain(leaf)

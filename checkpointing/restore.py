@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from checkpointing.tree import Flat, Node, flatten, named_leaves, put_back
 
 State = Mapping[str, Any]
 Fill = Callable[[Sequence[Wanted], Sequence[Part]], None]
+_LITTLE: Final = 64 << 20
 _DAMAGE: Final = (ManifestInvalid, ObjectCorrupt, ObjectMissing)
 _NO_STATE: Node = {"t": "dict", "k": [], "v": []}
 
@@ -49,10 +51,12 @@ class _Saved:
     Attributes:
         skeleton: Its structure and Python values.
         pieces: By tensor, what is stored of it and in which object.
+        size_of: Asks how long an object is; None when the bytes are here.
     """
 
     skeleton: Node
     pieces: Mapping[str, Sequence[tuple[Extent, str]]]
+    size_of: Callable[[str], int] | None = None
 
 
 def restore_from_memory(
@@ -138,6 +142,7 @@ def restore_from_store(
         pieces: dict[str, list[tuple[Extent, str]]] = {}
         for extent in manifest.tensors:
             pieces.setdefault(extent.name, []).append((extent, objects[extent.owner]))
+        size_of = partial(_size_of, store)
         own = _Saved(skeleton=_NO_STATE, pieces={})
         if fresh_local and world != manifest.world:
             local = None
@@ -149,9 +154,10 @@ def restore_from_store(
             shard = manifest.shards[rank]
             index = read_index(store, shard.index_key, shard.index_crc64)
             mine = {e.name: [(e, shard.data_key)] for e in index.extents if e.kind == "local"}
-            own = _Saved(skeleton=index.local_skeleton, pieces=mine)
+            own = _Saved(skeleton=index.local_skeleton, pieces=mine, size_of=size_of)
         fill = _arena_first(store, arena_path, point, rank, world)
-        _restore((_Saved(skeleton=manifest.skeleton, pieces=pieces), own), (state, local), fill)
+        saved = _Saved(skeleton=manifest.skeleton, pieces=pieces, size_of=size_of)
+        _restore((saved, own), (state, local), fill)
         return manifest.world
     except RestoreFailed:
         raise
@@ -255,12 +261,33 @@ class _Target:
 
 
 def _targets(saved: _Saved, flat: Flat) -> list[_Target]:
+    _room_is_needed(saved, flat)
     found = []
     for name, kind in named_leaves(saved.skeleton):
         if not saved.pieces.get(name):
             raise RestoreFailed(f"{name}: named by the checkpoint but not in it")
         found.append(_target(name, kind, saved.pieces[name], flat.leaves.get(name)))
     return found
+
+
+def _room_is_needed(saved: _Saved, flat: Flat) -> None:
+    """Check that what the state does not hold is really there, before room is made for it."""
+    made = [
+        piece for name, held in saved.pieces.items() if name not in flat.leaves for piece in held
+    ]
+    if saved.size_of is None or sum(extent.nbytes for extent, _ in made) < _LITTLE:
+        return
+    ends: dict[str, int] = {}
+    for extent, key in made:
+        ends[key] = max(ends.get(key, 0), extent.offset + extent.nbytes)
+    for key, end in ends.items():
+        if saved.size_of(key) < end:
+            raise CheckpointDamaged(f"{key}: is said to have {end} bytes, and is shorter")
+
+
+def _size_of(store: ObjectStore, key: str) -> int:
+    info = store.head(key)
+    return info.nbytes if info is not None else 0
 
 
 def _target(name: str, kind: str, pieces: Sequence[tuple[Extent, str]], leaf: Any) -> _Target:

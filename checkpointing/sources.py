@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from checkpointing.checksum import combine, crc64
 from checkpointing.errors import CheckpointDamaged
 from checkpointing.leaves import BLOCK, Bytes
 from checkpointing.plan import Extent
+from checkpointing.sealed import twice
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.writer import Meta
 from checkpointing.store.base import ObjectStore
@@ -93,17 +95,15 @@ def fill_from_store(
     """
     jobs = _jobs(wanted, parts)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
-        runs = [pool.submit(_fill_run, store, run) for run in _runs(jobs.together)]
-        runs += [pool.submit(_fill_part, store, part) for one in jobs.parts for part in _cut(one)]
-        pieces = [
-            [pool.submit(_fill_piece, store, item, start) for start in _starts(item)]
-            for item in jobs.large
-        ]
+        runs = [pool.submit(twice, partial(_fill_run, store, r)) for r in _runs(jobs.together)]
+        cut = (part for one in jobs.parts for part in _cut(one))
+        runs += [pool.submit(twice, partial(_fill_part, store, part)) for part in cut]
+        large = [_Large(store, pool, item) for item in jobs.large]
         try:
             for future in runs:
                 future.result()
-            for item, futures in zip(jobs.large, pieces, strict=True):
-                _check(item, combine(future.result() for future in futures))
+            for one in large:
+                one.join()
             for shared in _by_extent(jobs.alone):
                 _fill_whole(store, pool, shared)
         except BaseException:
@@ -200,15 +200,35 @@ def _fill_whole(store: ObjectStore, pool: ThreadPoolExecutor, parts: Sequence[Pa
     extent = parts[0].extent
     raw = np.empty(extent.nbytes, dtype=np.uint8)
     item = Wanted(extent=extent, key=parts[0].key, out=raw)
-    futures = [pool.submit(_fill_piece, store, item, start) for start in _starts(item)]
-    _check(item, combine(future.result() for future in futures))
+    _Large(store, pool, item).join()
     for part in parts:
         begin, _ = row_range(part.box, extent.shape)
         _take(part, raw, begin * part.out.itemsize)
 
 
-def _starts(item: Wanted) -> range:
-    return range(0, item.extent.nbytes, _PIECE)
+class _Large:
+    """An extent that is read in pieces, all of them begun at once."""
+
+    def __init__(self, store: ObjectStore, pool: ThreadPoolExecutor, item: Wanted) -> None:
+        self._store = store
+        self._pool = pool
+        self._item = item
+        self._pieces = self._begin()
+
+    def join(self) -> None:
+        """Wait for all pieces; what fails its CRC is read once more."""
+        try:
+            self._check()
+        except CheckpointDamaged:
+            self._pieces = self._begin()
+            self._check()
+
+    def _begin(self) -> list[Future[tuple[int, int]]]:
+        starts = range(0, self._item.extent.nbytes, _PIECE)
+        return [self._pool.submit(_fill_piece, self._store, self._item, at) for at in starts]
+
+    def _check(self) -> None:
+        _check(self._item, combine(piece.result() for piece in self._pieces))
 
 
 def _fill_piece(store: ObjectStore, item: Wanted, start: int) -> tuple[int, int]:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from checkpointing.errors import StoreError
+from checkpointing.errors import ObjectCorrupt, StoreError
 from checkpointing.store.budget import Budget
 from checkpointing.store.pace import Pacer
 from checkpointing.store.transfer import Transfer
+
+MOST_BYTES: Final = 1 << 29
+"""A small object, one that `get` returns, is not larger."""
 
 _SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._=-/")
 
@@ -116,6 +119,7 @@ class ObjectStore(Protocol):
 
         Raises:
             ObjectMissing: No such key.
+            ObjectCorrupt: It has more than `MOST_BYTES`, and nothing was read.
         """
         ...
 
@@ -158,6 +162,16 @@ class ObjectStore(Protocol):
             ConditionalPutUnsupported: A second conditional put succeeded.
         """
         ...
+
+
+def check_small(key: str, nbytes: int) -> None:
+    """Refuse to read an object whole that is not small.
+
+    Raises:
+        ObjectCorrupt: It has more than `MOST_BYTES`.
+    """
+    if nbytes > MOST_BYTES:
+        raise ObjectCorrupt(f"{key}: has {nbytes} bytes, which no document has")
 
 
 def check_key(key: str) -> str:

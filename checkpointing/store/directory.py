@@ -22,7 +22,7 @@ from checkpointing.errors import (
     StoreMissing,
     StoreUnavailable,
 )
-from checkpointing.store.base import ObjectInfo, OpenUpload, check_key
+from checkpointing.store.base import ObjectInfo, OpenUpload, check_key, check_small
 from checkpointing.store.pace import Pacer
 from checkpointing.store.transfer import Tally, Transfer
 
@@ -59,8 +59,10 @@ class DirectoryStore:
 
     def get(self, key: str) -> bytes:
         """Return an object."""
-        with self._translated(key):
-            return self._path(key).read_bytes()
+        with self._translated(key), self._path(key).open("rb") as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            check_small(key, nbytes)
+            return file.read(nbytes)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on."""

@@ -14,7 +14,7 @@ from checkpointing.errors import (
     ObjectMissing,
     StoreUnavailable,
 )
-from checkpointing.store.base import ObjectInfo, OpenUpload
+from checkpointing.store.base import ObjectInfo, OpenUpload, check_small
 from checkpointing.store.data_plane import DataPlane, Target, choose
 from checkpointing.store.multipart import MultipartUpload, Sender, part_nbytes
 from checkpointing.store.pace import Pacer
@@ -214,7 +214,8 @@ class S3Store:
         try:
             if not self.put_if_absent(key, b"probe"):
                 raise StoreUnavailable(f"{self._s3.where}: a fresh name was taken")
-            if self.put_if_absent(key, b"probe"):
+            # Other bytes: the same ones would be taken for our own after a lost answer.
+            if self.put_if_absent(key, b"another"):
                 raise ConditionalPutUnsupported(
                     f"{self._s3.where}: ignores If-None-Match, so two writers could both commit; "
                     "use a store with conditional puts"
@@ -226,7 +227,13 @@ class S3Store:
         with self._s3.request(key):
             answer = self._s3.client().get_object(Bucket=self._s3.bucket, Key=self._s3.key(key))
             with closing(answer["Body"]) as body:
-                return bytes(body.read())
+                check_small(key, answer.get("ContentLength", 0))
+                pieces, nbytes = [], 0
+                while piece := body.read(_SIP):
+                    nbytes += len(piece)
+                    check_small(key, nbytes)
+                    pieces.append(piece)
+        return b"".join(pieces)
 
     def _read_once(self, key: str, offset: int, flat: memoryview) -> None:
         done, last = 0, offset + flat.nbytes - 1
