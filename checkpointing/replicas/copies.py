@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from checkpointing.errors import CheckpointingError
+from checkpointing.errors import CheckpointingError, ReplicaError
 from checkpointing.replicas.replica import Name
 from checkpointing.replicas.shelf import label
 from checkpointing.replicas.snapshot import SnapshotFile
@@ -178,7 +178,14 @@ class Copies:
                 return None
             header = snapshot.headers[staged.index]
             with self._holds.on(path, header, staged):
-                return self._copy(snapshot, staged) if _is_there(header, staged) else None
+                if not _is_there(header, staged):
+                    return None
+                try:
+                    return self._copy(snapshot, staged)
+                except ReplicaError:
+                    if _is_there(header, staged):
+                        raise
+                    return None  # the rank wrote it over: the hold had lapsed
 
     def _succeeded(self, path: Path, staged: StagedSlot, era: int) -> None:
         with self._lock:

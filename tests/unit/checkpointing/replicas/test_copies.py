@@ -160,6 +160,18 @@ def test_an_arena_that_has_gone_or_has_lost_a_slot_is_nothing_to_tell(desk: Desk
     assert [event["event"] for event in desk.events] == ["copied"]
 
 
+def test_a_slot_that_was_written_over_meanwhile_is_no_failure(desk: Desk) -> None:
+    desk.go_on.clear()
+    desk.errors = [ReplicaError("bytes fail their CRC")]
+    desk.rank.stage(1)
+    desk.until(desk.held)
+    with SnapshotFile(desk.rank.path) as snapshot:
+        snapshot.headers[0].record.begin()
+    desk.go_on.set()
+    desk.settle()
+    assert desk.events == []
+
+
 def test_a_new_place_gets_everything_again(desk: Desk) -> None:
     desk.rank.stage(1)
     desk.settle()
