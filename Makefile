@@ -20,9 +20,9 @@ test: $(INSTALLED) ## run every test that this machine can run
 	@sh deploy/bootstrap.sh packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not chaos or brief" $(TESTS)
 
-chaos: $(INSTALLED) ## break a real Slurm in every way of tests/chaos, about 8 minutes
+chaos: $(INSTALLED) ## break a real Slurm and a real S3 server in every way, about 20 minutes
 	@sh deploy/bootstrap.sh packages
-	$(BIN)/python -m pytest -m chaos tests/chaos $(TESTS)
+	$(BIN)/python -m pytest -m chaos tests/chaos tests/faults $(TESTS)
 
 check: $(INSTALLED) ## lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -13,10 +13,8 @@ from checkpointing import dtypes
 from checkpointing import leaves as leaf_bytes
 from checkpointing.errors import ManifestInvalid, StoreError
 from checkpointing.extents import Extent
+from checkpointing.store.base import MOST_BYTES as MOST_BYTES
 from checkpointing.store.base import check_key
-
-MOST_BYTES: Final = 1 << 29
-"""A document that is longer is none of ours."""
 
 MOST: Final = 1 << 62
 MOST_RANKS: Final = 1 << 20

@@ -13,6 +13,7 @@ from typing import Final
 from checkpointing import keys
 from checkpointing.errors import ManifestInvalid, ObjectMissing
 from checkpointing.manifest import Manifest, read_manifest
+from checkpointing.sealed import fetch
 from checkpointing.store.base import ObjectStore
 
 _THREADS: Final = 8
@@ -75,10 +76,9 @@ def named_keys(manifest: Manifest) -> Sequence[str]:
 def _finish(store: ObjectStore, run: str, step: int, attempt: int) -> int:
     note = keys.deleting_key(run, step, attempt)
     try:
-        packed = store.get(note)
+        manifest = fetch(store, note, Manifest.unpack)
     except ObjectMissing:
         return 0
-    manifest = Manifest.unpack(packed)
     if (manifest.run, manifest.step, manifest.attempt) != (run, step, attempt):
         raise ManifestInvalid(f"{note}: is of another checkpoint")
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="delete") as pool:

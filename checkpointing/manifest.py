@@ -13,7 +13,7 @@ from checkpointing import columns, keys, parse
 from checkpointing.checksum import crc64
 from checkpointing.errors import ManifestInvalid, ObjectMissing
 from checkpointing.extents import Extent, Extents
-from checkpointing.sealed import canonical, seal, unseal
+from checkpointing.sealed import canonical, fetch, seal, unseal
 from checkpointing.skeletons import shorten
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Node
@@ -35,7 +35,7 @@ class Index:
         data_key: Object with the extents that this rank owns; "" when it owns none.
         data_nbytes: Size of that object.
         data_crc64: CRC64NVME of that object.
-        skeleton: Of the replicated state, from rank 0 only.
+        skeleton: Of the replicated state, from rank 0 only; in short or long form.
         skeleton_crc64: CRC of it as JSON, from every rank.
         local_skeleton: Of this rank's own state.
         extents: All that the rank staged; offset -1 for what others upload.
@@ -136,7 +136,7 @@ def read_manifest(store: ObjectStore, key: str) -> Manifest:
         StoreError: Not readable.
     """
     try:
-        manifest = Manifest.unpack(store.get(key))
+        manifest = fetch(store, key, Manifest.unpack)
     except ManifestInvalid as error:
         raise ManifestInvalid(f"{key}: {error}") from error
     own = keys.manifest_key(manifest.run, manifest.step, manifest.attempt)
@@ -168,11 +168,14 @@ def read_index(store: ObjectStore, key: str, crc: int) -> Index:
         ManifestInvalid: Altered, or another one than reported.
         StoreError: Not readable.
     """
-    packed = store.get(key)
-    if crc64(packed) != crc:
-        raise ManifestInvalid(f"{key}: CRC differs from what its writer reported")
-    try:
+
+    def unpack(packed: bytes) -> Index:
+        if crc64(packed) != crc:
+            raise ManifestInvalid("CRC differs from what its writer reported")
         return Index.unpack(packed)
+
+    try:
+        return fetch(store, key, unpack)
     except ManifestInvalid as error:
         raise ManifestInvalid(f"{key}: {error}") from error
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from checkpointing import checked, keys
 from checkpointing.errors import ManifestInvalid, ObjectMissing
-from checkpointing.sealed import seal, unseal
+from checkpointing.sealed import fetch, seal, unseal
 from checkpointing.store.base import ObjectStore
 
 _FORM: Final = "everstep-quarantine/1"
@@ -131,7 +131,7 @@ def quarantined_places(store: ObjectStore, run: str) -> frozenset[tuple[int, int
 
 def _read(store: ObjectStore, run: str, key: str, place: tuple[int, int]) -> Quarantined | None:
     try:
-        record = Quarantined.unpack(store.get(key))
+        record = fetch(store, key, Quarantined.unpack)
     except ObjectMissing:
         return None  # lifted meanwhile
     except ManifestInvalid as error:

@@ -1,16 +1,20 @@
 """JSON documents with a CRC of their own content: a torn or altered one is known as such."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from checkpointing import checked
 from checkpointing.checksum import crc64
-from checkpointing.errors import ManifestInvalid
+from checkpointing.errors import ManifestInvalid, ObjectCorrupt, RestoreFailed
 from checkpointing.gzipped import deflated, inflated
+from checkpointing.store.base import ObjectStore
 
 _HEAD: Final = b'{"body":'
 _TAIL: Final = b',"crc64":'
+_Read = TypeVar("_Read")
+_log = logging.getLogger(__name__)
 
 
 def canonical(value: object) -> bytes:
@@ -44,6 +48,36 @@ def unseal(packed: bytes, *forms: str) -> dict[str, Any]:
     if (version := found.pop("format", None)) not in forms:
         checked.refuse(f"this version reads format {form}, not", version)
     return found
+
+
+def fetch(store: ObjectStore, key: str, unpack: Callable[[bytes], _Read]) -> _Read:
+    """Read a document from a store; one that is refused is read again, as `twice` does.
+
+    Raises:
+        ManifestInvalid: It is refused again, or larger than any document.
+        StoreError: Not readable.
+    """
+
+    def read() -> _Read:
+        try:
+            packed = store.get(key)
+        except ObjectCorrupt as error:
+            raise ManifestInvalid(str(error)) from error
+        return unpack(packed)
+
+    return twice(read, f"{key}: ")
+
+
+def twice(read: Callable[[], _Read], what: str = "") -> _Read:
+    """Read once more what fails its sum: it may be altered on the way and not in its place.
+
+    What a line altered is no reason to give up a checkpoint for good.
+    """
+    try:
+        return read()
+    except (ManifestInvalid, RestoreFailed) as error:
+        _log.warning("%s%s; reading it again", what, error)
+    return read()
 
 
 def is_same(packed: bytes, other: bytes) -> bool:

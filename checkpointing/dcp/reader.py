@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from checkpointing.manifest import Manifest
 from checkpointing.resolver import CommitInfo
 from checkpointing.sources import Part, Wanted, fill_from_store
 from checkpointing.store.base import ObjectStore
+
+_LITTLE: Final = 64 << 20
 
 
 class EverstepReader(StorageReader):
@@ -148,12 +150,13 @@ class EverstepReader(StorageReader):
         else:
             commit = native.find(store, self._run, self._step)
         where = f"{self._location.url}/{commit.key}"
+        understand = unpack if self._run is None else _of_manifest
         packed = fetch_once(where, lambda: store.get(commit.key))
         try:
-            if self._run is None:
-                metadata = unpack(packed)
-            else:
-                metadata = native.metadata_of(Manifest.unpack(packed))
+            try:
+                metadata = understand(packed)
+            except ManifestInvalid:  # it may be altered on the way only
+                metadata = understand(store.get(commit.key))
         except ManifestInvalid as error:
             raise ManifestInvalid(f"{where}: {error}") from error
         self._commit = commit.key
@@ -184,6 +187,8 @@ class EverstepReader(StorageReader):
             if isinstance(found, native.Inline):
                 _give(planner, item, found.value)
                 continue
+            if found.nbytes > _LITTLE:
+                _is_there(store, found)
             out = np.empty(found.nbytes, np.uint8)
             extent = found.extent(item.storage_index.fqn)
             wanted.append(Wanted(extent=extent, key=found.stored.key, out=out))
@@ -214,6 +219,17 @@ class EverstepReader(StorageReader):
                 "EverstepReader(..., allow_cast=True) asks for it"
             )
         return target_for(item, chunk, tensor, same=dtype == chunk.dtype)
+
+
+def _of_manifest(packed: bytes) -> Metadata:
+    return native.metadata_of(Manifest.unpack(packed))
+
+
+def _is_there(store: ObjectStore, chunk: Chunk) -> None:
+    """Check that an object is as long as is said, before room is made for what it holds."""
+    info = store.head(chunk.stored.key)
+    if info is None or info.nbytes != chunk.stored.nbytes:
+        raise RestoreFailed(f"{chunk.stored.key}: does not have {chunk.stored.nbytes} bytes")
 
 
 def _give(planner: LoadPlanner, item: ReadItem, value: Any) -> None:

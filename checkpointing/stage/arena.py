@@ -38,6 +38,7 @@ _RECORD_AT: Final = 64
 # step, attempt, rank, world, staged_at, data bytes, meta bytes, CRC64 of the meta, tiers
 _HEADER: Final = "<qqqqdQQQQ"
 _STATE_BITS: Final = 8
+_SEQUENCE: Final = (1 << 64 - _STATE_BITS) - 1  # as much of it as the upload word takes
 _POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
 
 
@@ -178,13 +179,16 @@ class Header:
     def upload_state(self, sequence: int) -> UploadState:
         """Return the state that the uploader gave to this content."""
         word = self._words[0]
-        if word >> _STATE_BITS != sequence:
+        number = word & ((1 << _STATE_BITS) - 1)
+        if word >> _STATE_BITS != sequence & _SEQUENCE or number >= len(
+            _STATES
+        ):  # older, or altered
             return UploadState.NONE
-        return _STATES[word & ((1 << _STATE_BITS) - 1)]
+        return _STATES[number]
 
     def mark(self, sequence: int, state: UploadState) -> None:
         """Set the upload state of this content (the uploader only)."""
-        self._words[0] = sequence << _STATE_BITS | _STATES.index(state)
+        self._words[0] = (sequence & _SEQUENCE) << _STATE_BITS | _STATES.index(state)
 
     def hold(self, sequence: int, for_s: float) -> None:
         """Keep this content from being written over for a while (the copying process only).

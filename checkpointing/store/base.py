@@ -1,16 +1,19 @@
 """What checkpointing needs of a store, and how to open one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from checkpointing.errors import StoreError
+from checkpointing.errors import ObjectCorrupt, StoreError
 from checkpointing.store.budget import Budget
 from checkpointing.store.pace import Pacer
 from checkpointing.store.transfer import Transfer
+
+MOST_BYTES: Final = 1 << 29
+"""A small object, one that `get` returns, is not larger."""
 
 _SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._=-/")
 
@@ -116,11 +119,29 @@ class ObjectStore(Protocol):
 
         Raises:
             ObjectMissing: No such key.
+            ObjectCorrupt: It has more than `MOST_BYTES`, and nothing was read.
         """
         ...
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` with the object's bytes from `offset` on.
+
+        Raises:
+            ObjectMissing: No such key.
+            ObjectCorrupt: The object is shorter.
+        """
+        ...
+
+    def read_each(
+        self, key: str, offset: int, outs: Sequence[memoryview], arrived: Callable[[int], None]
+    ) -> None:
+        """Fill pieces of memory with neighbouring bytes of an object, from `offset` on.
+
+        Args:
+            key: The object.
+            offset: Where it begins.
+            outs: The memory, none of it empty.
+            arrived: Called with the number of each piece, in order, once it is full.
 
         Raises:
             ObjectMissing: No such key.
@@ -158,6 +179,16 @@ class ObjectStore(Protocol):
             ConditionalPutUnsupported: A second conditional put succeeded.
         """
         ...
+
+
+def check_small(key: str, nbytes: int) -> None:
+    """Refuse to read an object whole that is not small.
+
+    Raises:
+        ObjectCorrupt: It has more than `MOST_BYTES`.
+    """
+    if nbytes > MOST_BYTES:
+        raise ObjectCorrupt(f"{key}: has {nbytes} bytes, which no document has")
 
 
 def check_key(key: str) -> str:

@@ -6,7 +6,7 @@ A new object is written to a temporary file in the same folder, synced, and link
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
@@ -22,7 +22,7 @@ from checkpointing.errors import (
     StoreMissing,
     StoreUnavailable,
 )
-from checkpointing.store.base import ObjectInfo, OpenUpload, check_key
+from checkpointing.store.base import ObjectInfo, OpenUpload, check_key, check_small
 from checkpointing.store.pace import Pacer
 from checkpointing.store.transfer import Tally, Transfer
 
@@ -59,19 +59,29 @@ class DirectoryStore:
 
     def get(self, key: str) -> bytes:
         """Return an object."""
-        with self._translated(key):
-            return self._path(key).read_bytes()
+        with self._translated(key), self._path(key).open("rb") as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            check_small(key, nbytes)
+            return file.read(nbytes)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on."""
-        with self._translated(key), self._path(key).open("rb") as file:
+        self.read_each(key, offset, [out.cast("B")], lambda _: None)
+
+    def read_each(
+        self, key: str, offset: int, outs: Sequence[memoryview], arrived: Callable[[int], None]
+    ) -> None:
+        """Fill one after the other from `offset` on."""
+        with self._translated(key), self._path(key).open("rb", buffering=0) as file:
             file.seek(offset)
-            done, flat = 0, out.cast("B")
-            while done < flat.nbytes:
-                count = file.readinto(flat[done:])
-                if not count:
-                    raise ObjectCorrupt(f"{key}: ends at byte {offset + done}")
-                done += count
+            for number, out in enumerate(outs):
+                done = 0
+                while done < out.nbytes:
+                    count = file.readinto(out[done:])
+                    if not count:
+                        raise ObjectCorrupt(f"{key}: ends at byte {file.tell()}")
+                    done += count
+                arrived(number)
 
     def head(self, key: str) -> ObjectInfo | None:
         """Describe an object; the CRC is not known without reading."""

@@ -81,6 +81,7 @@ _BY_STATUS: Final[dict[int, type[StoreError]]] = {
     429: StoreThrottled,
     503: StoreThrottled,
 }
+_TOLERATED_S: Final = 900.0
 _NO_CREDENTIALS: Final = (
     NoCredentialsError,
     PartialCredentialsError,
@@ -124,6 +125,8 @@ def _of_answer(error: ClientError) -> tuple[type[StoreError], str, str]:
     message = str(answer.get("Error", {}).get("Message", ""))
     status = int(about.get("HTTPStatusCode", 0))
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if status == 403 and error.operation_name == "HeadObject" and _far_apart(error):
+        kind = ClockSkewed  # an answer to HEAD has no body that would say so
     if kind is None:
         # An answer to HEAD has no body: an expired token is a bare 400 there.
         bare = status == 400 and error.operation_name == "HeadObject"
@@ -135,11 +138,22 @@ def _of_answer(error: ClientError) -> tuple[type[StoreError], str, str]:
 
 def _clock(error: ClientError) -> str:
     """Say by how much this host's clock differs from the store's, if the answer tells."""
+    ahead = _ahead_s(error)
+    if ahead is None:
+        return ""
+    which = "ahead of" if ahead > 0 else "behind"
+    return f"set this host's clock: it is {abs(ahead):.0f} s {which} the store's"
+
+
+def _far_apart(error: ClientError) -> bool:
+    """Whether the clocks differ by more than S3 tolerates."""
+    return abs(_ahead_s(error) or 0.0) > _TOLERATED_S
+
+
+def _ahead_s(error: ClientError) -> float | None:
     about: Any = error.response.get("ResponseMetadata", {})
     try:
         theirs = parsedate_to_datetime(about["HTTPHeaders"]["date"]).timestamp()
     except (KeyError, TypeError, ValueError):
-        return ""
-    ahead = time.time() - theirs
-    which = "ahead of" if ahead > 0 else "behind"
-    return f"set this host's clock: it is {abs(ahead):.0f} s {which} the store's"
+        return None
+    return time.time() - theirs
