@@ -24,11 +24,13 @@ class Attempt:
 
 
 def note(path: Path, number: int, nodes: int) -> None:
-    """Append that an attempt begins now; called before any of its ranks runs."""
+    """Append that an attempt begins now; called before any of its ranks runs; raises OSError."""
     line = json.dumps({"attempt": number, "nodes": nodes, "began_ns": time.time_ns()})
+    left = f"\n{line}\n".encode()  # what is before it may be a torn line
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, line.encode() + b"\n")
+        while left:
+            left = left[os.write(descriptor, left) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
