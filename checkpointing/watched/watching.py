@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ from checkpointing.watched.sending import Changed, Stopped
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 60.0
 _LAST_QUIET_S: Final = 5.0
+_NOTHING: Final = Look(single=False, files={})
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[Mapping[str, Any]], bool]
@@ -76,7 +78,8 @@ class Watching:
         self._lock = Lock(rules.directory)
         self._ready = self._looked = False
         self._states: dict[str, _State] = {}
-        self._general = _State(Look(single=False, files={}), 0.0)
+        self._unread: set[str] = set()
+        self._general = _State(_NOTHING, 0.0)
 
     @property
     def done(self) -> bool:
@@ -90,9 +93,12 @@ class Watching:
         return tuple(
             name
             for name, state in self._states.items()
-            if state.committed is None
-            and not state.seen.temporary
-            and (quiet or self._rules.finished(state.seen, 0.0))
+            if name in self._unread
+            or (
+                state.committed is None
+                and not state.seen.temporary
+                and (quiet or self._rules.finished(state.seen, 0.0))
+            )
         )
 
     def hurry(self) -> None:
@@ -113,10 +119,10 @@ class Watching:
         """
         if self._clock() < self._general.again_at:
             return
-        if not self._rules.directory.is_dir():
-            self._looked = True
-            return
         try:
+            if not self._is_there():
+                self._looked = True
+                return
             if not self._lock.take():
                 return
             self._begin()
@@ -130,9 +136,16 @@ class Watching:
         self._general.tries = 0
         self._general.said.clear()
         for name in sorted(self._states, key=names.age, reverse=True):
-            if not self._stopped():
+            if name not in self._unread and not self._stopped():
                 self._attend(name, self._states[name])
         self._delete()
+
+    def _is_there(self) -> bool:
+        """Tell whether the trainer has made the directory; OSError when nobody can tell."""
+        try:
+            return stat.S_ISDIR(self._rules.directory.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def _begin(self) -> None:
         if self._ready:
@@ -146,11 +159,17 @@ class Watching:
 
     def _look_at_all(self) -> None:
         found: dict[str, _State] = {}
+        self._unread.clear()
         for name in entries(self._rules.directory, self._rules.pattern):
             try:
                 seen = look(self._rules.directory / name)
             except FileNotFoundError:
                 continue  # it is being written, or somebody deletes it
+            except OSError as error:
+                self._unread.add(name)
+                found[name] = self._states.get(name) or _State(_NOTHING, self._clock())
+                self._say(name, found[name], f"cannot be read: {error}")
+                continue
             before = self._states.get(name)
             if before is not None and before.seen == seen:
                 found[name] = before
@@ -200,7 +219,9 @@ class Watching:
         ages = {name: state.seen.newest_ns for name, state in done.items()}
         for name in sorted(done.keys() - to_stay(ages, self._rules.keep), key=names.age):
             state = done[name]
-            if state.seen.odd or self._stopped() or self._clock() < state.again_at:
+            if name in self._unread or state.seen.odd or self._stopped():
+                continue
+            if self._clock() < state.again_at:
                 continue
             try:
                 self._delete_one(name, state)

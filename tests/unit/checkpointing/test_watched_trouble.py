@@ -1,13 +1,28 @@
 """Watched folders where something beside the trainer goes wrong: disks, deaths, long uploads."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from checkpointing.watched import attempts
+from checkpointing.watched import attempts, watching
+from checkpointing.watched.disk import Finished, Look, look
+from tests.unit.checkpointing.watched import Watch, write
 
 SMALL = {"model.bin": b"m" * 5000, "sub/rng.bin": b"r" * 17, "empty": b""}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("documents", "sending"):
+        monkeypatch.setattr(f"checkpointing.watched.{module}.PIECE", 4096)
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    return Watch(tmp_path)
 
 
 def test_an_attempt_after_a_torn_line_is_known(tmp_path: Path) -> None:
@@ -26,3 +41,63 @@ def test_an_attempt_that_cannot_be_noted_is_an_error(
     monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, bytes(data)[:7]) and 7)
     attempts.note(tmp_path / "attempts", 1, 2)
     assert [one.number for one in attempts.read(tmp_path / "attempts")] == [1]
+
+
+def unreadable(name: str) -> Callable[[Path], Look]:
+    def looked(path: Path) -> Look:
+        if path.name == name:
+            raise OSError(5, "Input/output error")
+        return look(path)
+
+    return looked
+
+
+@pytest.mark.parametrize("how", ["rename", "marker"])
+def test_an_entry_that_cannot_be_read_stops_no_other_and_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    watch = Watch(tmp_path, {"finished": Finished(how=how, marker="empty")})
+    write(watch.out / "checkpoint-1", SMALL)
+    write(watch.out / "checkpoint-2", SMALL)
+    monkeypatch.setattr(watching, "look", unreadable("checkpoint-2"))
+    watch.poll()
+    watch.poll()
+    assert watch.told("committed") == ["checkpoint-1"]
+    assert watch.watching.pending == ("checkpoint-2",)
+    assert not watch.watching.done
+    assert [why for why in watch.said if "Input/output error" in why] != []
+    monkeypatch.setattr(watching, "look", look)
+    watch.poll()
+    assert watch.told("committed") == ["checkpoint-1", "checkpoint-2"]
+    assert watch.watching.done
+
+
+def test_an_entry_that_cannot_be_read_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(tmp_path, {"delete": True, "keep": 1})
+    write(watch.out / "checkpoint-1", SMALL)
+    watch.poll()
+    monkeypatch.setattr(watching, "look", unreadable("checkpoint-1"))
+    write(watch.out / "checkpoint-2", SMALL)
+    watch.poll()
+    assert not watch.told("deleted")
+    monkeypatch.setattr(watching, "look", look)
+    watch.poll()
+    assert watch.told("deleted") == ["checkpoint-1"]
+
+
+def test_a_directory_that_does_not_answer_is_not_an_absent_one(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path, **_: Any) -> os.stat_result:
+        raise OSError(116, "Stale file handle")
+
+    write(watch.out / "checkpoint-1", SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stale)
+        watch.poll()
+    assert not watch.watching.done
+    assert "Stale file handle" in watch.said[0]
+    watch.poll()
+    assert watch.watching.done
