@@ -17,6 +17,7 @@ from checkpointing.watched import names
 from checkpointing.watched.commits import Committed, read_part
 from checkpointing.watched.documents import File, Part, check_paths
 
+PARTIAL: Final = ".everstep-partial"
 _THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20
 
@@ -47,7 +48,7 @@ def fetch(
     _check_together(parts)
     directory.mkdir(parents=True, exist_ok=True)
     _check_room(directory, sum(part.nbytes for part in parts))
-    place = directory / f".{commit.entry[:200]}.{secrets.token_hex(4)}.everstep-partial"
+    place = directory / f".{secrets.token_hex(8)}{PARTIAL}"
     single = parts[0].single
     try:
         place.mkdir(mode=0o700)

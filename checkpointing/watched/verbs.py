@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from checkpointing.errors import (
 from checkpointing.store.base import ObjectStore
 from checkpointing.watched import names
 from checkpointing.watched.commits import Committed, all_newest
-from checkpointing.watched.fetching import fetch
+from checkpointing.watched.fetching import PARTIAL, fetch
 
 _LOCK: Final = ".everstep-restore.lock"
 _POLL_S: Final = 0.1
@@ -84,11 +85,13 @@ def restore(
         Where it is, None when nothing was ever kept.
 
     Raises:
-        CheckpointingError: It cannot be had; that is never "nothing was kept".
-        TimeoutError: The other process takes too long.
+        CheckpointingError: It cannot be had, or the other process takes too long; that is never
+            "nothing was kept".
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with _alone(directory, wait_s):
+    with _alone(directory, wait_s) as is_alone:
+        if is_alone:
+            _remove_left_over(directory)
         found = [c for c in all_newest(store, prefix) if entry in (None, c.commit.entry)]
         if not found:
             if entry is not None:
@@ -117,14 +120,23 @@ def _newest_sound(
     raise NothingUsable(f"{prefix!r}: none of {len(found)} can be used, the oldest: {error}")
 
 
+def _remove_left_over(directory: Path) -> None:
+    """Free what restores wrote that were killed: one after the other they would fill the disk."""
+    for path in directory.glob(f".*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @contextmanager
-def _alone(directory: Path, wait_s: float) -> Iterator[None]:
+def _alone(directory: Path, wait_s: float) -> Iterator[bool]:
+    """Wait until no other process restores; False where nobody can tell."""
+    is_alone = False
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     try:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_alone = True
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
@@ -134,6 +146,6 @@ def _alone(directory: Path, wait_s: float) -> Iterator[None]:
                 time.sleep(_POLL_S)
             except OSError:
                 break  # a file system without locks: the rename lets one win
-        yield
+        yield is_alone
     finally:
         os.close(descriptor)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from checkpointing.watched import attempts, watching
+from checkpointing.watched import attempts, verbs, watching
 from checkpointing.watched.disk import Finished, Look, look
-from tests.unit.checkpointing.watched import Watch, write
+from tests.unit.checkpointing.watched import Watch, content, write
 
 SMALL = {"model.bin": b"m" * 5000, "sub/rng.bin": b"r" * 17, "empty": b""}
 
@@ -101,3 +101,34 @@ def test_a_directory_that_does_not_answer_is_not_an_absent_one(
     assert "Stale file handle" in watch.said[0]
     watch.poll()
     assert watch.watching.done
+
+
+def test_a_restore_removes_what_a_killed_one_left(watch: Watch, tmp_path: Path) -> None:
+    write(watch.out / "checkpoint-1", SMALL)
+    watch.poll()
+    left = tmp_path / "back/.0badcafe.everstep-partial"
+    write(left, SMALL)
+    assert watch.fetched() == content(watch.out / "checkpoint-1")
+    assert not left.exists()
+
+
+def test_a_restore_leaves_alone_what_another_one_writes(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    write(watch.out / "checkpoint-1", SMALL)
+    watch.poll()
+    other = tmp_path / "back/.0badcafe.everstep-partial"
+    write(other, SMALL)
+    monkeypatch.setattr(verbs.fcntl, "flock", no_locks)
+    assert watch.fetched() == content(watch.out / "checkpoint-1")
+    assert other.exists()
+
+
+def test_a_name_as_long_as_names_may_be_comes_back(watch: Watch) -> None:
+    folder = watch.out / ("checkpoint-" + "\u6b65" * 81)
+    write(folder, SMALL)
+    watch.poll()
+    assert watch.fetched() == content(folder)
