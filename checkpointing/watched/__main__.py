@@ -75,14 +75,16 @@ def _watch(store: ObjectStore, rules: Rules, options: argparse.Namespace) -> int
         signal.signal(signal.SIGTERM, lambda *_: (over if stop.is_set() else stop).set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
     threading.Thread(target=_say_alive, args=(over,), daemon=True).start()
+    limit = (stop, over, options.drain_s)
+    threading.Thread(target=_end_after, args=limit, daemon=True).start()
     watching = Watching(rules, store, emit, over.is_set)
     while not (options.once or stop.is_set() or over.is_set()):
         watching.poll()
         stop.wait(options.poll_s)
         if os.getppid() != parent:
             return 0  # whoever started it is gone; the folders stay, and a successor goes on
+    stop.set()
     watching.hurry()
-    threading.Timer(options.drain_s, over.set).start()
     watching.poll()
     while not watching.done and not over.is_set():
         over.wait(min(_LOOK_S, options.poll_s))
@@ -186,6 +188,13 @@ def _until_eof(stop: threading.Event) -> None:
     except OSError:
         pass
     stop.set()
+
+
+def _end_after(stop: threading.Event, over: threading.Event, drain_s: float) -> None:
+    """Bound the time from the word to end, also where it comes in the middle of an upload."""
+    stop.wait()
+    over.wait(drain_s)
+    over.set()
 
 
 def _say_alive(over: threading.Event) -> None:

@@ -106,9 +106,12 @@ class Sending:
             self._submit(pool, buffer, filled)
 
     def _buffer(self) -> bytearray:
-        for future in self._running:
+        running, self._running = self._running, []
+        for future in running:
             if future.done():
                 future.result()
+            else:
+                self._running.append(future)
         if self._stopped():
             raise Stopped(f"{self._entry}: told to end")
         try:

@@ -1,15 +1,23 @@
 """Watched folders where something beside the trainer goes wrong: disks, deaths, long uploads."""
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkpointing.errors import CheckpointingError, StoreUnavailable
+from checkpointing.store.directory import DirectoryStore
+from checkpointing.watched import __main__ as process
 from checkpointing.watched import attempts, verbs, watching
 from checkpointing.watched.disk import Finished, Look, look
-from tests.unit.checkpointing.watched import Watch, content, write
+from checkpointing.watched.sending import Sending
+from tests.unit.checkpointing.watched import NAME, Watch, content, write
 
 SMALL = {"model.bin": b"m" * 5000, "sub/rng.bin": b"r" * 17, "empty": b""}
 
@@ -132,3 +140,47 @@ def test_a_name_as_long_as_names_may_be_comes_back(watch: Watch) -> None:
     write(folder, SMALL)
     watch.poll()
     assert watch.fetched() == content(folder)
+
+
+class Slow(DirectoryStore):
+    """A store in which every piece takes a while."""
+
+    def upload(self, *args: Any, **options: Any) -> Any:
+        time.sleep(0.05)
+        return super().upload(*args, **options)
+
+
+def test_the_time_at_the_end_counts_from_the_word_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(tmp_path, store=None)
+    write(watch.out / "checkpoint-1", {"model.bin": b"m" * 4096 * 400})
+    words = ["watched", "--dir", str(watch.out), "--pattern", "checkpoint-*", "--finished"]
+    words += ["rename", "--store", "file:///none", "--name", NAME]
+    monkeypatch.setattr("sys.argv", [*words, "--drain-s", "0.2"])
+    handlers: dict[int, Callable[[], None]] = {}
+    monkeypatch.setattr(process.signal, "signal", handlers.__setitem__)
+    options = process._options()
+
+    def told_to_end() -> None:
+        handlers[signal.SIGTERM]()
+
+    threading.Timer(0.2, told_to_end).start()
+    begun = time.monotonic()
+    (tmp_path / "slow").mkdir()
+    assert process._watch(Slow(tmp_path / "slow"), process._rules(options), options) == 1
+    assert time.monotonic() - begun < 3
+
+
+def test_pieces_that_are_sent_are_remembered_no_longer_and_failures_are_noticed() -> None:
+    sending = Sending(DirectoryStore(Path()), NAME, "e", "a", lambda: False)
+    sending._free.put(bytearray(1))
+    sending._free.put(bytearray(1))
+    done: Future[None] = Future()
+    done.set_result(None)
+    sending._running = [done, done, Future()]
+    sending._buffer()
+    assert len(sending._running) == 1
+    sending._running[0].set_exception(StoreUnavailable("gone"))
+    with pytest.raises(CheckpointingError, match="gone"):
+        sending._buffer()
