@@ -301,6 +301,27 @@ def test_a_conversation_that_takes_too_long_ends_though_bytes_still_come() -> No
     thread.join(10)
 
 
+def test_sending_a_file_to_one_who_hardly_reads_ends_in_time(tmp_path: Path) -> None:
+    one, other = socket.socketpair()
+    ended = threading.Event()
+
+    def sip() -> None:
+        while not ended.wait(0.02) and other.recv(16 << 10):
+            pass
+
+    thread = threading.Thread(target=sip)
+    thread.start()
+    (tmp_path / "file").write_bytes(bytes(4 << 20))  # more than its buffer, within one piece
+    begun = time.monotonic()
+    sends = pytest.raises((ReplicaError, TimeoutError))
+    with Line(one, 0.3) as line, (tmp_path / "file").open("rb") as file, sends:
+        line.send_file(file, 0, 4 << 20, Pacer())
+    assert time.monotonic() - begun < 2
+    ended.set()
+    thread.join(10)
+    other.close()
+
+
 def test_the_next_process_of_a_node_has_the_same_port(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         first = server.address
