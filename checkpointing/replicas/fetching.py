@@ -3,7 +3,7 @@
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -73,6 +73,19 @@ class Fetched:
     error: str
 
 
+class _WhileWanted:
+    """A source that ends with its order: its memory and its thread are for the next ones."""
+
+    def __init__(self, source: Source, check: Callable[[], None]) -> None:
+        self._source = source
+        self._check = check
+
+    def read_into(self, out: memoryview) -> None:
+        """Fill all of `out` with what comes next, if anybody still waits for it."""
+        self._check()
+        self._source.read_into(out)
+
+
 class Fetcher:
     """Carries out orders.
 
@@ -108,6 +121,7 @@ class Fetcher:
         errors = []
         for source in order.sources:
             try:
+                self._check_wanted(order.number)
                 with self._opened(source, order.name) as (offer, body):
                     self._write(order, offer, body)
                 return Fetched(source=source, nbytes=offer.total, error="")
@@ -134,7 +148,8 @@ class Fetcher:
         with share:
             try:
                 with FileIO(path, "x+") as file:
-                    take(offer, body, file, share)
+                    wanted = _WhileWanted(body, lambda: self._check_wanted(order.number))
+                    take(offer, wanted, file, share)
                     # A sparse file would fail with SIGBUS in mid-training.
                     os.posix_fallocate(file.fileno(), 0, capacities.file_nbytes)
                     os.pwrite(file.fileno(), capacities.pack(), 0)
@@ -144,10 +159,17 @@ class Fetcher:
 
     def _install(self, path: Path, order: Order) -> None:
         with self._lock:
-            if order.number not in self._wanted:  # ranks may run by now
-                raise ReplicaError("nobody waits for it any more")
+            self._check_wanted_locked(order.number)  # ranks may run by now
             self._wanted.discard(order.number)
             path.replace(order.arena)
+
+    def _check_wanted(self, number: int) -> None:
+        with self._lock:
+            self._check_wanted_locked(number)
+
+    def _check_wanted_locked(self, number: int) -> None:
+        if number not in self._wanted:
+            raise ReplicaError("nobody waits for it any more")
 
     def _share(self, offer: Offer) -> tuple[Capacities, Share]:
         """Take the memory for two slots, or for one where it is scarce."""

@@ -1,16 +1,17 @@
 """Replicas as files: taken in whole, checked, the newest two kept, brought back as an arena."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from checkpointing.errors import ReplicaCorrupt, ReplicaError
 from checkpointing.replicas.fetching import DISK, Fetched, Fetcher, Order
-from checkpointing.replicas.replica import Name
+from checkpointing.replicas.replica import Name, Offer
 from checkpointing.replicas.room import Room
 from checkpointing.replicas.shelf import Shelf
-from checkpointing.replicas.snapshot import FileSource, SnapshotFile
+from checkpointing.replicas.snapshot import FileSource, SnapshotFile, Source
 from checkpointing.stage.arena import MappedArena, peek
 from checkpointing.store.pace import Pacer
 from tests.unit.checkpointing.replicas.made import (
@@ -184,6 +185,40 @@ def test_a_fetch_tells_why_no_source_served_and_leaves_the_arena_alone(tmp_path:
     assert "'nonsense' is no host:port" in fetched.error
     assert "fail their CRC" in fetched.error
     assert rank.path.read_bytes() == before
+    assert files(tmp_path / "n") == ["arena-0"]
+
+
+class Slow:
+    """A source that gives its order up when its first bytes have been read."""
+
+    def __init__(self, fetcher: Fetcher, number: int) -> None:
+        self._fetcher = fetcher
+        self._number = number
+        self.read = 0
+
+    def read_into(self, out: memoryview) -> None:
+        self.read += out.nbytes
+        self._fetcher.give_up(self._number)
+
+
+def test_a_fetch_that_nobody_waits_for_any_more_reads_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, rank = shelf(tmp_path / "s"), Rank(tmp_path / "n")
+    offer = put_on(disk, rank, 1)
+    fetcher = Fetcher(tmp_path / "n", Room(tmp_path / "n"), disk, SECRET)
+    wanted = order(tmp_path / "n", offer.name, DISK, "127.0.0.1:1")
+    source = Slow(fetcher, wanted.number)
+    opened: list[str] = []
+
+    def open_(place: str, _: Name) -> AbstractContextManager[tuple[Offer, Source]]:
+        opened.append(place)
+        return nullcontext((offer, source))
+
+    monkeypatch.setattr(fetcher, "_opened", open_)
+    assert "nobody waits" in fetch(fetcher, wanted).error
+    assert source.read == offer.meta_nbytes
+    assert opened == [DISK]
     assert files(tmp_path / "n") == ["arena-0"]
 
 
