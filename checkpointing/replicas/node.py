@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.03
 _ALIVE_S: Final = 5.0
 _DRAIN_S: Final = 10.0
+_TELL_S: Final = 0.5  # each time all of it is told, and the journal keeps it
 _FETCHES_AT_ONCE: Final = 8
 
 
@@ -80,6 +81,7 @@ class Node:
         port_file = setting.folder / "replicas.port"
         self._server = Server(setting.host, self._peers, self._secret, port_file, self._disk)
         self._told: list[dict[str, Any]] | None = None
+        self._tell_at = 0.0
         self._heard = True
 
     def run(self, stop: threading.Event) -> None:
@@ -102,6 +104,7 @@ class Node:
         while (self._to_peer.busy or self._to_disk.busy) and time.monotonic() < deadline:
             self._look()
             time.sleep(_POLL_S)
+        self._tell_at = 0.0
         self._look()
 
     def obey(self, line: bytes) -> None:
@@ -164,11 +167,14 @@ class Node:
     def _look(self) -> None:
         """Renew what is held against the ranks, and tell what is kept when that has changed."""
         self._holds.renew()
+        if time.monotonic() < self._tell_at:
+            return
         held = [_described("peer", offer) for offer in self._peers.held()]
         if self._disk is not None:
             held += [_described("disk", offer) for offer in self._disk.held()]
         if held != self._told:
             self._told = held
+            self._tell_at = time.monotonic() + _TELL_S
             self._say({"event": "held", "replicas": held})
 
     def _say(self, event: Mapping[str, Any]) -> None:

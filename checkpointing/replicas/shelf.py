@@ -32,7 +32,6 @@ class Shelf:
     def __init__(self, folder: Path, room: Room, *, durable: bool = False) -> None:
         self._folder = folder
         self._room = room
-        self._room = room
         self._durable = durable
         self._lock = threading.Lock()
         for path in folder.glob(f"{_COMING}*"):  # of a killed one

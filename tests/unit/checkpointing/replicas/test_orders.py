@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from checkpointing.replicas import orders
 from checkpointing.replicas.node import Node, Setting
 from checkpointing.replicas.orders import Orders
+from tests.unit.checkpointing.replicas.made import Rank
 
 TOKEN = b"a token of this run"
 
@@ -69,6 +71,25 @@ def test_a_line_without_an_end_is_an_end() -> None:
         filler.join(0.01)
     os.close(reading)
     os.close(writing)
+
+
+def test_what_is_kept_is_told_not_with_every_copy_but_at_the_end(tmp_path: Path) -> None:
+    said: list[Mapping[str, Any]] = []
+    setting = Setting(folder=tmp_path / "n", run="r", host="127.0.0.1", disk=tmp_path / "disk")
+    (tmp_path / "n").mkdir()
+    node = Node(setting, TOKEN, lambda event: said.append(event) is None)
+    stop, rank = threading.Event(), Rank(tmp_path / "n")
+    thread = threading.Thread(target=node.run, args=(stop,))
+    thread.start()
+    begun = time.monotonic()
+    for step in range(1, 30):
+        rank.stage(step)
+        time.sleep(0.03)
+    stop.set()
+    thread.join(20)
+    told = [event["replicas"] for event in said if event["event"] == "held"]
+    assert len(told) <= 4 + (time.monotonic() - begun) / 0.5
+    assert told[-1][0]["step"] == max(e["step"] for e in said if e["event"] == "copied")
 
 
 def test_orders_that_are_none_are_told_and_a_disk_that_is_none_is_done_without(
