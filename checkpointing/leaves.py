@@ -18,10 +18,10 @@ CHUNK: Final = 512 << 10
 
 def plain(leaf: Any) -> Any:
     """Return what holds a leaf's bytes here: of a piece the local tensor, not copied."""
-    if isinstance(leaf, Sharded):
-        return leaf.local
     if not is_sharded(leaf):
         return leaf
+    if isinstance(leaf, Sharded):
+        return leaf.local
     with sys.modules["torch"].no_grad():  # with gradients it takes ten times as long
         return leaf.to_local().detach()
 
@@ -68,8 +68,7 @@ def dtype_of(leaf: Any) -> str:
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """Return the shape of what is held here."""
-    leaf = plain(leaf)
-    return tuple(int(size) for size in leaf.shape)
+    return tuple(plain(leaf).shape)
 
 
 def nbytes_of(leaf: Any) -> int:
