@@ -34,7 +34,9 @@ def replicas(indexes: Sequence[Index]) -> Extents:
     lines = {name: n for n, name in enumerate(first.names)}
     offset = np.full(len(first), -1, np.int64)
     for index, own in zip(indexes, copies, strict=True):
-        line = np.array([lines.get(name, -1) for name in own.names], np.intp)
+        line = np.arange(len(first))
+        if own.names != first.names:
+            line = np.array([lines.get(name, -1) for name in own.names], np.intp)
         if not _are_copies(first, own, line, index.rank):
             _differ(indexes)
         is_mine = own.offset >= 0
@@ -53,7 +55,7 @@ def _are_copies(first: Extents, own: Extents, line: NDArray[np.intp], rank: int)
         line: Number in `first` of each in `own`, -1 for none.
         rank: This rank.
     """
-    if len(own) != len(first) or (np.sort(line) != np.arange(len(first))).any():
+    if len(line) != len(first) or (np.sort(line) != np.arange(len(first))).any():
         return False
     for name in ("owner", "form", "crc64"):
         if (getattr(first, name)[line] != getattr(own, name)).any():

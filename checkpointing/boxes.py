@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 
 _MOST_CELLS = 1 << 20
@@ -44,7 +45,12 @@ class Box:
 
 def whole(shape: Sequence[int]) -> Box:
     """Return the box of a whole tensor."""
-    return Box((0,) * len(shape), tuple(shape))
+    return _whole(tuple(shape))
+
+
+@lru_cache(maxsize=4096)
+def _whole(shape: tuple[int, ...]) -> Box:
+    return Box((0,) * len(shape), shape)
 
 
 def row_range(part: Box, shape: Sequence[int]) -> tuple[int, int]:

@@ -78,7 +78,7 @@ def _leaf(value: dict[str, Any], what: str) -> str:
 
 def _add(found: dict[str, str], more: Mapping[str, str], what: str) -> None:
     before = len(found)
-    found.update(more)
+    found |= more
     if len(found) != before + len(more):
         checked.refuse(f"{what} names a tensor twice, one of", sorted(more)[:3])
 

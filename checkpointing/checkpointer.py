@@ -105,9 +105,8 @@ class Checkpointer:
             return 0
         self._heart.beat(Phase.RESTORE, SLOW_PHASE)
         whole, own = value_of(state), value_of(local) if local is not None else None
-        step = bring(
-            self._env, (state, local), whole, own, on_other_world or self._env.on_other_world
-        )
+        fresh = on_other_world or self._env.on_other_world
+        step = bring(self._env, self._saver.stager, (state, local), (whole, own), fresh)
         self._saver.prepare(whole, own)
         self._heart.note(step=-1 if step is None else step)
         self._heart.go()

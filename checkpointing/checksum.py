@@ -14,10 +14,11 @@ def crc64(data: bytes | bytearray | memoryview, previous: int = 0) -> int:
 
 def combine(parts: Iterable[tuple[int, int]]) -> int:
     """Return the CRC of a concatenation from the (CRC, length) of its pieces."""
-    total = 0
+    total: int = 0
+    both = checksums.combine_crc64nvme
     for crc, nbytes in parts:
         if nbytes:
-            total = cast(int, checksums.combine_crc64nvme(total, crc, nbytes))
+            total = both(total, crc, nbytes)
     return total
 
 

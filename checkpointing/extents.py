@@ -140,6 +140,8 @@ class Extents(Sequence[Extent]):
 
     def rows(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Extents":
         """Return some of them, in this order."""
+        if mask.dtype == np.bool_ and mask.all():
+            return self
         numbers = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
         names, blocks = self.names, self.blocks
         if blocks.size:
@@ -167,14 +169,13 @@ class Extents(Sequence[Extent]):
 
     def with_own_tables(self) -> "Extents":
         """Return the same with no forms and places but those that occur."""
-        forms, form = np.unique(self.form, return_inverse=True)
-        places, place = np.unique(self.place, return_inverse=True)
-        has_none = bool(places.size) and places[0] < 0
+        forms, form = _occurring(self.form, len(self.forms))
+        places, place = _occurring(self.place, len(self.places))
         return self.with_columns(
-            form=form.astype(np.int32),
-            place=place.astype(np.int32) - int(has_none),
-            forms=[self.forms[n] for n in forms.tolist()],
-            places=[self.places[n] for n in places.tolist() if n >= 0],
+            form=form,
+            place=place,
+            forms=[self.forms[n] for n in forms],
+            places=[self.places[n] for n in places],
         )
 
     def __len__(self) -> int:
@@ -231,6 +232,16 @@ class Extents(Sequence[Extent]):
         for count in self.block_counts.tolist():
             yield tuple(self.blocks[at : at + count].tolist()) if count else ()
             at += count
+
+
+def _occurring(numbers: NDArray[np.int32], most: int) -> tuple[list[int], NDArray[np.int32]]:
+    """Return which numbers below `most` occur, and the numbers of those instead; -1 stays."""
+    occurs = np.zeros(most + 1, np.bool_)
+    occurs[numbers] = True  # -1 is the last one
+    occurs[most] = False
+    fresh = np.cumsum(occurs, dtype=np.int32) - 1
+    fresh[most] = -1
+    return np.flatnonzero(occurs).tolist(), fresh[numbers]
 
 
 def block_counts(kind: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:

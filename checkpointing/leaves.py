@@ -12,20 +12,34 @@ from checkpointing.sharded import Sharded, is_sharded
 
 Bytes = NDArray[np.uint8]
 BLOCK: Final = 16 << 20
-_CHUNK: Final = 1 << 20  # copied and summed piece by piece, while it is in the cache
+CHUNK: Final = 512 << 10
+"""Copied and summed piece by piece, while it is in the cache of a core."""
 
 
 def plain(leaf: Any) -> Any:
     """Return what holds a leaf's bytes here: of a piece the local tensor, not copied."""
+    if not is_sharded(leaf):
+        return leaf
     if isinstance(leaf, Sharded):
         return leaf.local
-    return leaf.to_local().detach() if is_sharded(leaf) else leaf
+    with sys.modules["torch"].no_grad():  # with gradients it takes ten times as long
+        return leaf.to_local().detach()
 
 
 def is_tensor(value: object) -> bool:
     """Tell a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def plain_kind(value: Any) -> str:
+    """Return the kind of an ordinary tensor that can be kept, "" for everything else."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return ""
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        return ""
+    return "tensor"
 
 
 def unsupported(leaf: Any) -> str | None:
@@ -54,8 +68,7 @@ def dtype_of(leaf: Any) -> str:
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """Return the shape of what is held here."""
-    leaf = plain(leaf)
-    return tuple(int(size) for size in leaf.shape)
+    return tuple(plain(leaf).shape)
 
 
 def nbytes_of(leaf: Any) -> int:
@@ -117,11 +130,17 @@ def copy_out(leaf: Any, out: Bytes) -> int:
 
             torch.from_numpy(out).view(leaf.dtype).view(leaf.shape).copy_(leaf.detach())
         return crc64(out.data)
-    crc = 0
-    for start in range(0, out.nbytes, _CHUNK):
-        piece = out[start : start + _CHUNK]
-        np.copyto(piece, source[start : start + _CHUNK])
-        crc = crc64(piece.data, crc)
+    return copy_and_sum(source, out)
+
+
+def copy_and_sum(source: Bytes, out: Bytes, chunk: int = CHUNK) -> int:
+    """Copy bytes, unless both are the same, and return their CRC64."""
+    is_there = source.ctypes.data == out.ctypes.data
+    view, crc = out.data, 0
+    for at in range(0, out.nbytes, chunk):
+        if not is_there:
+            np.copyto(out[at : at + chunk], source[at : at + chunk])
+        crc = crc64(view[at : at + chunk], crc)
     return crc
 
 
@@ -136,15 +155,8 @@ def copy_out_in_blocks(leaf: Any, out: Bytes) -> tuple[int, tuple[int, ...]]:
     if source is None:
         copy_out(leaf, out)
         source = out
-    blocks: list[int] = []
-    for start in range(0, out.nbytes, BLOCK):
-        crc, end = 0, min(start + BLOCK, out.nbytes)
-        for at in range(start, end, _CHUNK):
-            piece = out[at : min(at + _CHUNK, end)]
-            if source is not out:
-                np.copyto(piece, source[at : min(at + _CHUNK, end)])
-            crc = crc64(piece.data, crc)
-        blocks.append(crc)
+    starts = range(0, out.nbytes, BLOCK)
+    blocks = [copy_and_sum(source[at : at + BLOCK], out[at : at + BLOCK]) for at in starts]
     sizes = [min(BLOCK, out.nbytes - n * BLOCK) for n in range(len(blocks))]
     return combine(zip(blocks, sizes, strict=True)), tuple(blocks)
 

@@ -35,7 +35,7 @@ class Index:
         data_key: Object with the extents that this rank owns; "" when it owns none.
         data_nbytes: Size of that object.
         data_crc64: CRC64NVME of that object.
-        skeleton: Of the replicated state, from rank 0 only.
+        skeleton: Of the replicated state, from rank 0 only; in short or long form.
         skeleton_crc64: CRC of it as JSON, from every rank.
         local_skeleton: Of this rank's own state.
         extents: All that the rank staged; offset -1 for what others upload.

@@ -46,7 +46,7 @@ def index(found: Mapping[str, Any]) -> dict[str, Any]:
         "data_key": data_key,
         "data_nbytes": data_nbytes,
         "data_crc64": checked.crc(found["data_crc64"], "data_crc64"),
-        "skeleton": lengthen(found["skeleton"]),
+        "skeleton": found["skeleton"],
         "skeleton_crc64": checked.crc(found["skeleton_crc64"], "skeleton_crc64"),
         "local_skeleton": lengthen(found["local_skeleton"]),
         "extents": extents,

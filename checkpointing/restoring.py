@@ -15,6 +15,7 @@ from checkpointing.errors import (
 )
 from checkpointing.restore import Point, restore_from_memory, restore_from_store
 from checkpointing.saving import State, leave
+from checkpointing.stage.stager import Stager
 from checkpointing.store.base import StoreConfig, open_store
 from checkpointing.tree import flatten
 
@@ -24,9 +25,9 @@ _log = logging.getLogger(__name__)
 
 def bring(
     env: RankEnvironment,
+    stager: Stager,
     sources: tuple[State, State | None],
-    state: Mapping[str, Any],
-    local: Mapping[str, Any] | None,
+    states: tuple[Mapping[str, Any], Mapping[str, Any] | None],
     on_other_world: OnOtherWorld,
 ) -> int | None:
     """Restore what the environment names, and return its step; None for a fresh start.
@@ -36,20 +37,21 @@ def bring(
 
     Args:
         env: What the agent says.
+        stager: Has the arena.
         sources: What the script gave: state and own state, or functions that return them.
-        state: What the first one returned.
-        local: What the second one returned.
+        states: What those returned.
         on_other_world: What to do about `local` if another number of ranks saved.
 
     Raises:
         TypeError: The state holds what cannot be saved.
     """
+    state, local = states
     flatten(state), flatten(local or {})  # what cannot be saved is the script's mistake: now
     try:
         wanted = json.loads(env.restore)
         if wanted is None:
             return None
-        step = _restore(env, wanted, state, local, fresh_local=on_other_world == "fresh")
+        step = _restore(env, stager, wanted, states, fresh_local=on_other_world == "fresh")
         _reached(sources[0], state)
         _reached(sources[1], local)
     except _ERRORS as error:
@@ -61,15 +63,17 @@ def bring(
 
 def _restore(
     env: RankEnvironment,
+    stager: Stager,
     wanted: Mapping[str, Any],
-    state: Mapping[str, Any],
-    local: Mapping[str, Any] | None,
+    states: tuple[Mapping[str, Any], Mapping[str, Any] | None],
     *,
     fresh_local: bool,
 ) -> int:
+    state, local = states
+    own = stager.arena() or env.arena
     point = Point(step=int(wanted["step"]), attempt=int(wanted["attempt"]))
     if wanted["source"] == "memory":
-        restore_from_memory(env.arena, point, env.rank, env.world, state, local)
+        restore_from_memory(own, point, env.rank, env.world, state, local, stager.crew)
     elif wanted["source"] == "store":
         store = open_store(StoreConfig.from_json(env.store))
         saved_by = restore_from_store(
@@ -80,8 +84,9 @@ def _restore(
             env.world,
             state,
             local,
-            env.arena,
+            own,
             fresh_local=fresh_local,
+            crew=stager.crew,
         )
         if local is not None and saved_by != env.world:
             _log.warning(

@@ -62,6 +62,11 @@ class Saver:
         wanted = tiers & self._there & Tier.STORE
         return self.staged_step == step and wanted in self._staged_tiers
 
+    @property
+    def stager(self) -> Stager:
+        """What copies the states."""
+        return self._stager
+
     def prepare(self, state: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Take the memory before the first step, or end the process with the numbers."""
         if self._overlaps:

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from checkpointing.boxes import Box
@@ -48,7 +49,8 @@ class Sharded:
 
 def is_sharded(value: object) -> bool:
     """Tell a `Sharded` or a DTensor, without importing torch."""
-    return isinstance(value, Sharded) or _is_dtensor(value)
+    exact: Any = type(value)
+    return _is_type_of_pieces(exact)
 
 
 def as_sharded(value: Any) -> Sharded:
@@ -85,6 +87,8 @@ def as_sharded(value: Any) -> Sharded:
     )
 
 
-def _is_dtensor(value: object) -> bool:
+@cache
+def _is_type_of_pieces(exact: type) -> bool:
+    """Tell by the type, once: a DTensor has none before its module is there."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    return issubclass(exact, Sharded) or (module is not None and issubclass(exact, module.DTensor))

@@ -61,8 +61,9 @@ def _long(path: str, key: Any, child: Node) -> Node:
 
 def names_below(path: str, keys: Sequence[Any]) -> list[str]:
     """Return the names of leaves with these keys in the mapping at a path."""
-    parts = [str(key) for key in keys]
-    if any("/" in part or "~" in part for part in parts):
+    parts = list(map(str, keys))
+    together = "".join(parts)
+    if "/" in together or "~" in together:
         return [join(path, part) for part in parts]
     return [f"{path}/{part}" for part in parts] if path else parts
 

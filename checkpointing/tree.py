@@ -158,6 +158,8 @@ def _encode(value: Any, path: str, leaves: dict[str, Any]) -> Node:
     exact = type(value)
     if exact in _SCALAR_TYPES:
         return scalar(value)
+    if kind := leaf_bytes.plain_kind(value):  # looked at early: there may be very many
+        return _leaf(value, path, kind, leaves)
     if isinstance(value, dict):
         return _encode_dict(value, path, leaves)
     if exact is list or exact is tuple or exact.__name__ == "Size":
@@ -170,16 +172,20 @@ def _encode(value: Any, path: str, leaves: dict[str, Any]) -> Node:
         problem = leaf_bytes.unsupported(value)
         if problem is not None:
             raise TypeError(f"{path}: {problem}")
-        if path in leaves:
-            raise TypeError(f"{path}: two keys of one dict have the same name")
-        leaves[path] = value
         tag = "shard" if sharded else "tensor" if tensor else "ndarray"
-        return {"t": tag, "n": path}
+        return _leaf(value, path, tag, leaves)
     raise TypeError(
         f"{path}: {exact.__module__}.{exact.__qualname__} cannot be saved; give tensors, arrays, "
         "numbers, strings, bytes, None, dicts, lists, tuples, or at the top level an object with "
         "state_dict() and load_state_dict()"
     )
+
+
+def _leaf(value: Any, path: str, tag: str, leaves: dict[str, Any]) -> Node:
+    if path in leaves:
+        raise TypeError(f"{path}: two keys of one dict have the same name")
+    leaves[path] = value
+    return {"t": tag, "n": path}
 
 
 def _encode_dict(value: dict[Any, Any], path: str, leaves: dict[str, Any]) -> Node:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from checkpointing.errors import CheckpointingError
+from checkpointing.errors import CheckpointingError, ReplicaError
 from checkpointing.replicas.replica import Name
 from checkpointing.replicas.shelf import label
 from checkpointing.replicas.snapshot import SnapshotFile
@@ -150,30 +150,42 @@ class Copies:
 
     def _job(self, path: Path, staged: StagedSlot, era: int) -> None:
         ids = {"tier": self._name, **name_of(staged).to_json()}
+        begun = time.monotonic()
         try:
-            with SnapshotFile(path) as snapshot:
-                if staged.index >= len(snapshot.headers):
-                    return  # another arena has taken its place
-                header = snapshot.headers[staged.index]
-                with self._holds.on(path, header, staged):
-                    if not _is_there(header, staged):
-                        return  # the next poll sees what is there
-                    begun = time.monotonic()
-                    nbytes = self._copy(snapshot, staged)
-                    seconds = time.monotonic() - begun
-        except FileNotFoundError:
-            return
+            nbytes = self._copy_held(path, staged)
         except (CheckpointingError, OSError) as error:
             line = " ".join(str(error).split())[:500] or type(error).__name__
             self._failed(path, staged, era)
             _log.warning("%s not copied to %s: %s", label(name_of(staged)), self._name, line)
             self._emit({"event": "copy_failed", **ids, "error": line})
             return
+        if nbytes is None:
+            return
         self._succeeded(path, staged, era)
         if nbytes:
-            rate = nbytes / max(seconds, 1e-9) / 1e9
-            report = {"nbytes": nbytes, "seconds": seconds, "gb_per_s": rate}
+            seconds = max(time.monotonic() - begun, 1e-9)
+            report = {"nbytes": nbytes, "seconds": seconds, "gb_per_s": nbytes / seconds / 1e9}
             self._emit({"event": "copied", **ids, **report})
+
+    def _copy_held(self, path: Path, staged: StagedSlot) -> int | None:
+        """Copy a slot, held meanwhile; None when something else lies there by now."""
+        try:
+            snapshot = SnapshotFile(path)
+        except FileNotFoundError:
+            return None
+        with snapshot:
+            if staged.index >= len(snapshot.headers):
+                return None
+            header = snapshot.headers[staged.index]
+            with self._holds.on(path, header, staged):
+                if not _is_there(header, staged):
+                    return None
+                try:
+                    return self._copy(snapshot, staged)
+                except ReplicaError:
+                    if _is_there(header, staged):
+                        raise
+                    return None  # the rank wrote it over: the hold had lapsed
 
     def _succeeded(self, path: Path, staged: StagedSlot, era: int) -> None:
         with self._lock:

@@ -1,5 +1,6 @@
 """All that one of these processes does, put together."""
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from checkpointing.store.budget import Budget
 from checkpointing.store.pace import Pacer
 from checkpointing.tiers import Tier
 
+_log = logging.getLogger(__name__)
 _POLL_S: Final = 0.03
 _ALIVE_S: Final = 5.0
 _DRAIN_S: Final = 10.0
@@ -183,10 +185,15 @@ def _described(tier: str, offer: Offer) -> dict[str, Any]:
 
 
 def _disk(setting: Setting) -> Shelf | None:
+    """Open the disk's replicas; a disk that cannot be used leaves the other tiers alone."""
     if setting.disk is None:
         return None
-    folder = _folder(setting.disk / setting.run)
-    return Shelf(folder, Room(folder, on_disk), durable=True)
+    try:
+        folder = _folder(setting.disk / setting.run)
+        return Shelf(folder, Room(folder, on_disk), durable=True)
+    except OSError as error:
+        _log.error("nothing is copied to a disk here: %s", error)
+        return None
 
 
 def _folder(path: Path) -> Path:

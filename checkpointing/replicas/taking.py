@@ -152,13 +152,8 @@ def take(offer: Offer, source: Source, file: FileIO, share: Share) -> None:
     _write(fd, memoryview(capacities.pack() + _header(offer)), 0)
 
 
-def is_meta_whole(packed: bytes, offer: Offer) -> bool:
-    """Tell whether bytes are the meta that an offer describes."""
-    return len(packed) == offer.meta_nbytes and crc64(packed) == offer.meta_crc64
-
-
 def _extents(packed: bytes, offer: Offer) -> list[Extent]:
-    if not is_meta_whole(packed, offer):
+    if crc64(packed) != offer.meta_crc64:
         raise ReplicaCorrupt("the meta fails its CRC")
     try:
         found = Meta.unpack(packed).extents

@@ -14,7 +14,6 @@ from checkpointing.leaves import Bytes
 from checkpointing.stage.crew import Task
 from checkpointing.stage.meta import Sums
 
-_CHUNK: Final = 2 << 20  # copied and summed piece by piece, while it is in the cache
 _LONG_CHUNK: Final = 4 << 20  # beside a training step each turn of a thread costs a wait
 _SMALL: Final = 64 << 10
 _BATCH: Final = 1024
@@ -44,7 +43,7 @@ class Copy:
         """Return what there is to do for the extents of these numbers."""
         found: list[Task] = []
         small: list[tuple[int, int, int, int]] = []
-        chunk = _LONG_CHUNK if beside_training else _CHUNK
+        chunk = _LONG_CHUNK if beside_training else leaf_bytes.CHUNK
         offsets, sizes, leaves = self._offsets, self._sizes, self._leaves
         for number in numbers:
             nbytes, leaf = sizes[number], leaves[number]
@@ -60,14 +59,14 @@ class Copy:
         """Return tasks that sum what already lies in the slot."""
         found: list[Task] = []
         for number in numbers:
-            found += self._blocks_of(number, self.place(number), _CHUNK)
+            found += self._blocks_of(number, self.place(number), leaf_bytes.CHUNK)
         return found
 
     def copy_oddly(self, number: int) -> None:
         """Copy a leaf whose bytes are not in one row, on this thread: torch brings its own."""
         out = self.place(number)
         leaf_bytes.copy_out(self._leaves[number], out)
-        for task in self._blocks_of(number, out, _CHUNK):
+        for task in self._blocks_of(number, out, leaf_bytes.CHUNK):
             task()
 
     def result(self) -> Sums:
@@ -100,13 +99,8 @@ class Copy:
 
     def _copy_block(self, number: int, source: Bytes, start: int, chunk: int) -> None:
         out = self.place(number)
-        is_there = source.ctypes.data == out.ctypes.data
-        crc, end = 0, min(start + leaf_bytes.BLOCK, out.nbytes)
-        for at in range(start, end, chunk):
-            piece = out[at : min(at + chunk, end)]
-            if not is_there:
-                np.copyto(piece, source[at : min(at + chunk, end)])
-            crc = crc64(piece.data, crc)
+        end = start + leaf_bytes.BLOCK
+        crc = leaf_bytes.copy_and_sum(source[start:end], out[start:end], chunk)
         if out.nbytes > leaf_bytes.BLOCK:
             self._blocks[number][start // leaf_bytes.BLOCK] = crc
         else:

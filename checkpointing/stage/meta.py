@@ -15,7 +15,7 @@ from checkpointing.checked_skeleton import state_skeleton
 from checkpointing.checksum import crc64
 from checkpointing.errors import ArenaInvalid, ManifestInvalid
 from checkpointing.extents import Extents
-from checkpointing.skeletons import lengthen, shorten
+from checkpointing.skeletons import lengthen
 from checkpointing.stage.arena import MappedArena
 from checkpointing.tree import Node
 
@@ -34,22 +34,31 @@ class Meta:
     """What describes the extents of a slot.
 
     Attributes:
-        skeleton: Of the replicated state.
-        local_skeleton: Of this rank's own.
+        short: Skeleton of the replicated state, in short form.
+        local_short: Of this rank's own.
         extents: With offsets in the slot's extent area, and CRCs.
     """
 
-    skeleton: Node
-    local_skeleton: Node
+    short: Node
+    local_short: Node
     extents: Extents
+
+    @property
+    def skeleton(self) -> Node:
+        """Of the replicated state."""
+        return lengthen(self.short)
+
+    @property
+    def local_skeleton(self) -> Node:
+        """Of this rank's own."""
+        return lengthen(self.local_short)
 
     def pack(self) -> bytes:
         """Return the bytes that lie in the slot."""
         fixed = columns.to_json(self.extents)
         sums = {name: fixed.pop(name) for name in columns.SUMS}
-        skeletons = (self.skeleton, self.local_skeleton)
-        short = dict(zip(("skeleton", "local_skeleton"), map(shorten, skeletons), strict=True))
-        return as_json({**short, "extents": fixed, **sums}).encode()
+        skeletons = {"skeleton": self.short, "local_skeleton": self.local_short}
+        return as_json({**skeletons, "extents": fixed, **sums}).encode()
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Meta":
@@ -70,8 +79,7 @@ class Meta:
                 state_skeleton(fields[name], name, room)
         except ManifestInvalid as error:
             raise ArenaInvalid(str(error)) from error
-        skeleton, own = lengthen(fields["skeleton"]), lengthen(fields["local_skeleton"])
-        return cls(skeleton=skeleton, local_skeleton=own, extents=extents)
+        return cls(short=fields["skeleton"], local_short=fields["local_skeleton"], extents=extents)
 
     @classmethod
     def read(cls, arena: MappedArena, index: int) -> "Meta":

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from checkpointing import leaves as leaf_bytes
-from checkpointing.sharded import Sharded, as_sharded, is_sharded
+from checkpointing.sharded import Sharded, as_sharded
 from checkpointing.skeletons import names_below, shorten
 from checkpointing.stage.meta import as_json
 from checkpointing.tree import LEAVES, Flat, Node, is_object, is_scalar, join, scalar
@@ -69,8 +69,8 @@ class Recipe:
         self.literals.append("".join(self._parts))
         self._parts.clear()
 
-    def _top_leaf(self, name: str) -> Walk:
-        return _no_object(self._leaf(name))
+    def _top_leaf(self, name: str, kind: str) -> Walk:
+        return _no_object(self._leaf(name, kind))
 
     def _top(self, node: Node, path: str) -> Walk:
         if not (isinstance(node, dict) and node["t"] == "object"):
@@ -86,7 +86,7 @@ class Recipe:
         tag = node["t"] if isinstance(node, dict) else ""
         if tag in LEAVES:
             self._literal(f'{{"t":"{tag}","n":{encode_basestring_ascii(node["n"])}}}')
-            return self._leaf(node["n"])
+            return self._leaf(node["n"], tag)
         if tag == "dict":
             return self._dict(node, path)
         if tag in ("list", "tuple"):
@@ -94,10 +94,10 @@ class Recipe:
         self._cut()
         return _value
 
-    def _leaf(self, name: str) -> Walk:
+    def _leaf(self, name: str, kind: str) -> Walk:
         """Return one walk for all leaves that are alike: new ones by the thousand take seconds."""
         like = self._flat[name]
-        if is_sharded(like):
+        if kind == "shard":
             return _shard(like)
         device = None if isinstance(like, np.ndarray) else like.is_cpu
         key = (type(like), like.dtype, like.shape, device)
@@ -115,9 +115,10 @@ class Recipe:
         self._literal("]}")
         return walks
 
-    def _row_of_leaves(self, node: Node, path: str, walk: Callable[[str], Walk]) -> list[Walk]:
-        self._literal(f',"l":"{node["l"]}"}}')
-        return [walk(name) for name in names_below(path, node["k"])]
+    def _row_of_leaves(self, node: Node, path: str, walk: Callable[[str, str], Walk]) -> list[Walk]:
+        kind = node["l"]
+        self._literal(f',"l":"{kind}"}}')
+        return [walk(name, kind) for name in names_below(path, node["k"])]
 
     def _dict(self, node: Node, path: str) -> Walk:
         keys, types = list(node["k"]), {type(key) for key in node["k"]}

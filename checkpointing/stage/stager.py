@@ -10,7 +10,7 @@ import numpy as np
 
 from checkpointing.extents import LOCAL
 from checkpointing.plan import Plan
-from checkpointing.stage.arena import StagedSlot
+from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.copying import Copy, lies_in_a_row
 from checkpointing.stage.crew import Crew, Task, share_of_cores
 from checkpointing.stage.cuda import Registration, SideStream, is_on_gpu
@@ -64,6 +64,15 @@ class Stager:
             TypeError: The state holds something that cannot be kept exactly.
         """
         self._make_room(self._taker.take(state, local))
+
+    @property
+    def crew(self) -> Crew:
+        """The threads that copy."""
+        return self._crew
+
+    def arena(self) -> MappedArena | None:
+        """Return what is staged already, mapped once for this and all saves; None for nothing."""
+        return self._arena_writer().arena
 
     def has_room(self, *, replace: bool = False) -> bool:
         """Tell whether a save would find a free slot now.
@@ -220,10 +229,13 @@ class Stager:
         return events, summing
 
     def _make_room(self, taken: Taken) -> ArenaWriter:
+        writer = self._arena_writer()
+        writer.ensure(taken.known.text.longest(taken.values), taken.known.plan.data_nbytes)
+        return writer
+
+    def _arena_writer(self) -> ArenaWriter:
         if self._writer is None:
             self._writer = ArenaWriter(self._path, self._local_world, self._unregister)
-        needed = taken.known.text.longest(taken.values)
-        self._writer.ensure(needed, taken.known.plan.data_nbytes)
         return self._writer
 
     def _unregister(self) -> None:

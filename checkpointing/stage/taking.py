@@ -1,15 +1,17 @@
 """Takes states apart; of one structure only the first time in full."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from checkpointing import leaves as leaf_bytes
-from checkpointing.extents import LOCAL
+from checkpointing.extents import LOCAL, SHARD
 from checkpointing.plan import Plan, make_plan, structure_hash
 from checkpointing.stage.meta import MetaText
 from checkpointing.stage.recipe import Recipe, values_of
-from checkpointing.tree import flatten
+from checkpointing.tree import Flat, flatten
 
 State = Mapping[str, Any]
 
@@ -21,12 +23,14 @@ class Known:
     Attributes:
         recipes: Of the state and of this rank's own.
         order: Which of their leaves belongs to each extent.
+        pieces: Which of the extents are pieces of tensors.
     """
 
     plan: Plan
     recipes: tuple[Recipe, Recipe]
     text: MetaText
     order: tuple[int, ...]
+    pieces: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +77,29 @@ class Taker:
         else:
             plan = make_plan(replica, own, *who)
         recipes = Recipe(replica), Recipe(own)
-        places = {(False, name): n for n, name in enumerate(replica.leaves)}
-        places |= {(True, name): n + len(places) for n, name in enumerate(own.leaves)}
         self._known = known = Known(
             plan=plan,
             recipes=recipes,
             text=MetaText(recipes[0].literals, recipes[1].literals, plan.extents),
-            order=tuple(map(places.__getitem__, _whose(plan))),
+            order=_order(plan, replica, own),
+            pieces=tuple(np.flatnonzero(plan.extents.kind == SHARD).tolist()),
         )
         leaves = [*replica.leaves.values(), *own.leaves.values()]
         return _in_order(known, leaves, values_of(replica.skeleton) + values_of(own.skeleton))
 
 
-def _whose(plan: Plan) -> Iterable[tuple[bool, str]]:
-    """Return of each extent whether it is this rank's own, and its name."""
-    return zip((plan.extents.kind == LOCAL).tolist(), plan.extents.names, strict=True)
+def _order(plan: Plan, replica: Flat, own: Flat) -> tuple[int, ...]:
+    """Return the number of each extent's leaf among those of the state and this rank's own."""
+    places = dict(zip(replica.leaves, range(len(replica.leaves)), strict=True))
+    order = list(map(places.get, plan.extents.names))
+    mine = {name: n + len(places) for n, name in enumerate(own.leaves)}
+    for number in np.flatnonzero(plan.extents.kind == LOCAL).tolist():
+        order[number] = mine[plan.extents.names[number]]
+    return tuple(number for number in order if number is not None)
 
 
 def _in_order(known: Known, leaves: Sequence[Any], values: list[str]) -> Taken:
-    ordered = [leaf_bytes.plain(leaves[n]) for n in known.order]
+    ordered = list(map(leaves.__getitem__, known.order))
+    for number in known.pieces:
+        ordered[number] = leaf_bytes.plain(ordered[number])
     return Taken(known=known, leaves=ordered, values=values)

@@ -66,6 +66,11 @@ class ArenaWriter:
             path.unlink(missing_ok=True)
 
     @property
+    def arena(self) -> MappedArena | None:
+        """The file as it is mapped, None before `ensure` made one."""
+        return self._arena
+
+    @property
     def slots(self) -> int:
         """How many snapshots the arena holds: two, or one where memory is scarce."""
         return self._arena.capacities.slots if self._arena else 0

@@ -1,7 +1,7 @@
 """What checkpointing needs of a store, and how to open one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -125,6 +125,23 @@ class ObjectStore(Protocol):
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` with the object's bytes from `offset` on.
+
+        Raises:
+            ObjectMissing: No such key.
+            ObjectCorrupt: The object is shorter.
+        """
+        ...
+
+    def read_each(
+        self, key: str, offset: int, outs: Sequence[memoryview], arrived: Callable[[int], None]
+    ) -> None:
+        """Fill pieces of memory with neighbouring bytes of an object, from `offset` on.
+
+        Args:
+            key: The object.
+            offset: Where it begins.
+            outs: The memory, none of it empty.
+            arrived: Called with the number of each piece, in order, once it is full.
 
         Raises:
             ObjectMissing: No such key.

@@ -6,7 +6,7 @@ A new object is written to a temporary file in the same folder, synced, and link
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
@@ -66,14 +66,22 @@ class DirectoryStore:
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on."""
-        with self._translated(key), self._path(key).open("rb") as file:
+        self.read_each(key, offset, [out.cast("B")], lambda _: None)
+
+    def read_each(
+        self, key: str, offset: int, outs: Sequence[memoryview], arrived: Callable[[int], None]
+    ) -> None:
+        """Fill one after the other from `offset` on."""
+        with self._translated(key), self._path(key).open("rb", buffering=0) as file:
             file.seek(offset)
-            done, flat = 0, out.cast("B")
-            while done < flat.nbytes:
-                count = file.readinto(flat[done:])
-                if not count:
-                    raise ObjectCorrupt(f"{key}: ends at byte {offset + done}")
-                done += count
+            for number, out in enumerate(outs):
+                done = 0
+                while done < out.nbytes:
+                    count = file.readinto(out[done:])
+                    if not count:
+                        raise ObjectCorrupt(f"{key}: ends at byte {file.tell()}")
+                    done += count
+                arrived(number)
 
     def head(self, key: str) -> ObjectInfo | None:
         """Describe an object; the CRC is not known without reading."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from checkpointing.store.budget import Budget
+from checkpointing.store.ration import Ration
 
 _LARGEST_SIP: Final = 1 << 20
 _SMALLEST_SIP: Final = 64 << 10
@@ -29,6 +30,7 @@ class Pacer:
         budget: The policy.
         clock: Monotonic seconds.
         sleep: Waits; so that tests need not.
+        ration: What other processes of the node send under as well.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class Pacer:
         budget: Budget | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        ration: Ration | None = None,
     ) -> None:
+        self._ration = ration
         self._budget = budget or Budget()
         self._clock = clock
         self._sleep = sleep
@@ -58,6 +62,8 @@ class Pacer:
         """Wait until so many bytes may be sent; return the seconds waited."""
         with self._lock:
             wait = self._budget.nbytes.take(count, self._clock())
+            if self._ration is not None:
+                wait = max(wait, self._ration.take(count))
         return self._wait(wait)
 
     def sip(self) -> int:

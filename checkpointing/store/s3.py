@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Final
 
@@ -16,6 +16,7 @@ from checkpointing.errors import (
 )
 from checkpointing.store.base import ObjectInfo, OpenUpload, check_small
 from checkpointing.store.data_plane import DataPlane, Target, choose
+from checkpointing.store.download import Download
 from checkpointing.store.multipart import MultipartUpload, Sender, part_nbytes
 from checkpointing.store.pace import Pacer
 from checkpointing.store.s3_client import Connection
@@ -25,7 +26,7 @@ from checkpointing.store.transfer import Tally, Transfer
 from checkpointing.store.window import Window, split
 
 _BLOCK: Final = 8 << 20
-_SIP: Final = 1 << 20  # urllib3 reads through a buffer: twice as fast when that stays in the cache
+_SIP: Final = 1 << 20
 
 
 class S3Store:
@@ -137,7 +138,13 @@ class S3Store:
         """Fill `out` by one ranged GET."""
         flat = out.cast("B")
         if flat.nbytes:
-            self._s3.retry(lambda: self._read_once(key, offset, flat))
+            self.read_each(key, offset, [flat], lambda _: None)
+
+    def read_each(
+        self, key: str, offset: int, outs: Sequence[memoryview], arrived: Callable[[int], None]
+    ) -> None:
+        """Fill one after the other by one ranged GET, and by others for what is lost of it."""
+        self._s3.retry(Download(self._s3, key, offset, outs, arrived).once)
 
     def head(self, key: str) -> ObjectInfo | None:
         """Describe an object, with its CRC when the server kept one."""
@@ -234,19 +241,6 @@ class S3Store:
                     check_small(key, nbytes)
                     pieces.append(piece)
         return b"".join(pieces)
-
-    def _read_once(self, key: str, offset: int, flat: memoryview) -> None:
-        done, last = 0, offset + flat.nbytes - 1
-        with self._s3.request(key):
-            answer = self._s3.client().get_object(
-                Bucket=self._s3.bucket, Key=self._s3.key(key), Range=f"bytes={offset}-{last}"
-            )
-            # Not `with body`, which gives the raw stream: that does not notice a lost connection.
-            with closing(answer["Body"]) as body:
-                while done < flat.nbytes and (count := body.readinto(flat[done : done + _SIP])):
-                    done += count
-        if done < flat.nbytes:
-            raise ObjectCorrupt(f"{self._s3.where}: {key} ends at byte {offset + done}")
 
     def _holds(self, key: str, nbytes: int, crc64: int) -> bool:
         """Tell whether an existing object is the one wanted; read it if the server has no CRC."""

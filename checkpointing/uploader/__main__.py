@@ -24,6 +24,7 @@ from checkpointing.errors import StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from checkpointing.store.budget import Budget
 from checkpointing.store.pace import Pacer
+from checkpointing.store.ration import FILE, Ration
 from checkpointing.uploader.watch import Watcher
 
 _WHO: Final = "uploader"
@@ -44,15 +45,16 @@ def main() -> int:
     else:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
+    if not options.dir.is_dir():
+        return fail(_WHO, 2, f"--dir: {options.dir} is no folder")
     try:
         config = StoreConfig.from_json(options.store)
         most = options.max_bytes_per_s or config.max_bytes_per_s
-        # One budget for all ranks: there is one of these processes on a node.
-        store = open_store(config, Pacer(Budget(max_bytes_per_s=most)))
+        # One budget for all ranks, and what else of the node sends under its limit.
+        ration = Ration(options.dir / FILE, most) if most else None
+        store = open_store(config, Pacer(Budget(max_bytes_per_s=most), ration=ration))
     except (ValueError, StoreError) as error:
         return fail(_WHO, 2, f"--store: {error}")
-    if not options.dir.is_dir():
-        return fail(_WHO, 2, f"--dir: {options.dir} is no folder")
     lock = lock_for_one(options.dir / "uploader.lock", stop)
     if lock is None:
         return 0 if stop.is_set() else fail(_WHO, 1, f"another uploader works on {options.dir}")

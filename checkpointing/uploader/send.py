@@ -59,9 +59,9 @@ def send(store: ObjectStore, run: str, arena: MappedArena, staged: StagedSlot) -
         data_key=data_key,
         data_nbytes=nbytes,
         data_crc64=crc,
-        skeleton=meta.skeleton if staged.rank == 0 else None,
-        skeleton_crc64=skeleton_crc64(meta.skeleton),
-        local_skeleton=meta.local_skeleton,
+        skeleton=meta.short if staged.rank == 0 else None,
+        skeleton_crc64=skeleton_crc64(meta.short),
+        local_skeleton=meta.local_short,
         extents=_in_object(meta.extents, owned),
     )
     packed = index.pack()

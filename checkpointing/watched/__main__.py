@@ -25,6 +25,7 @@ from checkpointing.errors import CheckpointingError, StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, check_key, open_store
 from checkpointing.store.budget import Budget
 from checkpointing.store.pace import Pacer
+from checkpointing.store.ration import Ration
 from checkpointing.watched import verbs
 from checkpointing.watched.disk import Finished
 from checkpointing.watched.rules import Rules
@@ -123,6 +124,7 @@ def _options() -> argparse.Namespace:
     add("--nodes", type=int, default=1, help="nodes that write their own parts of each folder")
     add("--attempts", type=Path, help="file with the attempts of the run, from whoever starts them")
     add("--max-bytes-per-s", type=_positive, help="send no faster")
+    add("--budget", type=Path, help="file that shares this limit with others of the node")
     add("--poll-s", type=_positive, default=2.0)
     add("--drain-s", type=_positive, default=600.0, help="time for the last ones at the end")
     add("--once", action="store_true", help="leave when all that is finished was committed")
@@ -143,7 +145,8 @@ def _store(options: argparse.Namespace) -> ObjectStore:
     most = options.max_bytes_per_s or config.max_bytes_per_s
     try:
         check_key(options.name)
-        return open_store(config, Pacer(Budget(max_bytes_per_s=most)))
+        ration = Ration(options.budget, most) if options.budget and most else None
+        return open_store(config, Pacer(Budget(max_bytes_per_s=most), ration=ration))
     except StoreError as error:
         raise ValueError(str(error)) from error
 

@@ -24,7 +24,7 @@ from orchestrator.agent.fitness import LOOK_EVERY_S, Fitness
 from orchestrator.agent.leaving import Leaving
 from orchestrator.agent.lifeline import Orphans, become_subreaper
 from orchestrator.agent.ranks import Ranks
-from orchestrator.agent.replicas import Place, Replicas
+from orchestrator.agent.replicas import Replicas, place_of
 from orchestrator.agent.uploads import Uploads
 from orchestrator.agent.watched import Watched
 from orchestrator.config import RunConfig
@@ -101,22 +101,11 @@ class Agent:
             else None
         )
         watches = config.checkpoint.watch is not None
-        self._watched = Watched(config, node, spec.store_json) if watches else None
+        self._watched = Watched(config, node, node_dir, spec.store_json) if watches else None
         self._replicas = (
-            Replicas(self._place(), self._connection.fact)
+            Replicas(place_of(config, node, node_dir, address), self._connection.fact)
             if config.checkpoint.has_replicas
             else None
-        )
-
-    def _place(self) -> Place:
-        return Place(
-            node=self._node,
-            node_dir=self._node_dir,
-            run=self._config.run.name,
-            host=self._address,
-            token_path=self._config.run_dir / "token",
-            disk=self._config.checkpoint.disk_dir,
-            bytes_per_s=self._config.checkpoint.max_copy_bytes_per_s,
         )
 
     async def run(self) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.kept import KeptProcess
+from orchestrator.config import RunConfig
 from orchestrator.core.events import DISK, PEER, Replica, Replicated
 from orchestrator.wire import FetchedRank, FetchNode
 
@@ -42,6 +43,19 @@ class Place:
     token_path: Path
     disk: Path | None
     bytes_per_s: float
+
+
+def place_of(config: RunConfig, node: str, node_dir: Path, host: str) -> Place:
+    """Return where a run wants the replicas of a node."""
+    return Place(
+        node=node,
+        node_dir=node_dir,
+        run=config.run.name,
+        host=host,
+        token_path=config.run_dir / "token",
+        disk=config.checkpoint.disk_dir,
+        bytes_per_s=config.checkpoint.max_copy_bytes_per_s,
+    )
 
 
 class Replicas(KeptProcess):

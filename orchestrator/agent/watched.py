@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from checkpointing.store import ration
 from checkpointing.watched import attempts
 from orchestrator.agent.kept import KeptProcess
 from orchestrator.config import RunConfig
@@ -16,10 +17,11 @@ log = logging.getLogger(__name__)
 class Watched(KeptProcess):
     """Owns the process; what it does is in the agent's log, what it kept in the store."""
 
-    def __init__(self, config: RunConfig, node: str, store_json: str) -> None:
+    def __init__(self, config: RunConfig, node: str, node_dir: Path, store_json: str) -> None:
         # In the run directory: the next agent of this node has to know of all attempts too.
         self._attempts = config.run_dir / "nodes" / node / "attempts"
-        super().__init__("watch", command(config, node, store_json, self._attempts))
+        words = command(config, node, store_json, self._attempts)
+        super().__init__("watch", [*words, "--budget", str(node_dir / ration.FILE)])
         self.grace_s = config.timeouts.final_upload_s
 
     def attempt(self, start: StartNode) -> None:

@@ -269,6 +269,8 @@ def _action_done(state: State, record: Record, event: ev.ActionDone) -> State:
         return allocations.answered(state, record, event.key, event)
     if isinstance(done.action, Unhold) and event.ok:
         return allocations.let_go(state, done.action.job)
+    if isinstance(done.action, Pair) and not event.ok:
+        return attempts.unpaired(state, record, done.action)
     if isinstance(done.action, SetInterval) and not event.ok:
         return replace(state, interval_steps=done.action.previous_steps)
     return state

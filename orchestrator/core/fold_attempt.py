@@ -93,6 +93,15 @@ def paired(state: State, action: Pair) -> State:
     return replace(state, attempt=replace(attempt, buddies={**attempt.buddies, **action.buddies}))
 
 
+def unpaired(state: State, record: Record, action: Pair) -> State:
+    """Not all of these nodes could be told."""
+    attempt = _current(state, action.attempt)
+    if attempt is None:
+        return state
+    known = {name: at for name, at in attempt.buddies.items() if name not in action.buddies}
+    return replace(state, attempt=replace(attempt, buddies=known, unpaired_at=record.at))
+
+
 def unpair(state: State, node: str) -> State:
     """An agent that comes, or comes again, is told once more."""
     attempt = state.attempt

@@ -76,6 +76,7 @@ class Attempt:
         first_trouble: The clue that ended the healthy part, None while healthy.
         min_step: Last step that all ranks finished; -1 before the first.
         buddies: For each node that was told, where its buddy takes copies.
+        unpaired_at: When some could not be told last, 0 for never.
     """
 
     number: int
@@ -108,6 +109,7 @@ class Attempt:
     verdict: FaultJudged | None = None
     verdict_seq: int = 0
     buddies: dict[str, str] = field(default_factory=dict)
+    unpaired_at: float = 0.0
 
     @property
     def world(self) -> int:

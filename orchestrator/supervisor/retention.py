@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,8 +17,9 @@ from orchestrator.core.state import Place, State
 
 log = logging.getLogger(__name__)
 
-POLL_S: Final = 1.0
-SHORTEST_S: Final = 10.0
+POLL_S: Final = 0.5
+PAUSE_S: Final = 2.0
+SHARE: Final = 0.1  # of the time that looks may take
 LONGEST_S: Final = 600.0
 
 
@@ -59,8 +61,9 @@ class Retention:
             if not state.catalogue_read or state.committed_at <= self._seen_at or state.unkept:
                 continue
             self._seen_at = state.committed_at
+            begun = time.monotonic()
             await self._look(state)
-            await asyncio.sleep(SHORTEST_S)
+            await asyncio.sleep(max(PAUSE_S, (time.monotonic() - begun) / SHARE))
 
     async def _look(self, state: State) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
 from orchestrator.views.palette import COLOR, INCIDENT, LABEL, REFERENCE
 from orchestrator.views.report import Report, agreement_words
+from orchestrator.views.saves import cost_words, missed_words, retry_words
 from orchestrator.views.svg import loss_svg, timeline_svg, used
 from orchestrator.views.units import NOT_MEASURED, clock, count, date, number, percent, seconds
 
@@ -80,7 +81,14 @@ def _saves_words(saves: dict[str, Any]) -> str:
 def _interval_words(saves: dict[str, Any]) -> str:
     if not saves["enabled"]:
         return "The run asked for no checkpoints."
-    return f"Checkpoint interval at the end: {saves['interval_why']}."
+    words = [f"Checkpoint interval at the end: {saves['interval_why']}."]
+    if cost := cost_words(saves["last_save"]):
+        words.append(f"Last save: {cost}.")
+    if saves["retries"]:
+        words.append(f"Store: {retry_words(saves['retries'])}.")
+    if missed := missed_words(saves):
+        words.append(f"In the last attempt {missed}.")
+    return " ".join(words)
 
 
 def _bar(report: Report) -> str:

@@ -97,8 +97,8 @@ OLD = Path(__file__).parents[1] / "data" / "first_format"
 OLD_MANIFEST = (OLD / "hostile-manifest.json").read_bytes()
 OLD_INDEX = (OLD / "hostile-index.json").read_bytes()
 META = Meta(
-    skeleton=SKELETON,
-    local_skeleton={"t": "dict", "k": [], "v": []},
+    short=SKELETON,
+    local_short={"t": "dict", "k": [], "v": []},
     extents=Extents.of((EXTENT, PIECE)),
 )
 READERS: list[tuple[bytes, Callable[[bytes], object]]] = [

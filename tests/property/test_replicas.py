@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpointing.checked import MOST_BYTES
 from checkpointing.checksum import crc64
-from checkpointing.errors import ReplicaCorrupt
+from checkpointing.errors import ManifestInvalid, ReplicaCorrupt
 from checkpointing.plan import Extent
-from checkpointing.replicas.replica import KEPT, Name, outdated
+from checkpointing.replicas.replica import KEPT, Name, Offer, outdated
 from checkpointing.replicas.taking import Check
 
 NAMES = st.builds(
@@ -111,3 +112,33 @@ def test_extents_that_overlap_or_leave_the_area_are_refused(
     extents[number] = replace(extents[number], **spoilt)
     with pytest.raises(ReplicaCorrupt):
         Check(extents, len(body))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=12,
+)
+OFFER: dict[str, object] = {
+    "name": {"attempt": 1, "step": 2, "rank": 0, "world": 1},
+    "staged_at": 1.5,
+    "tiers": 3,
+    "nbytes": 10,
+    "meta_nbytes": 5,
+    "meta_crc64": 7,
+    "meta_room": 4096,
+    "data_room": 8192,
+}
+
+
+@given(st.dictionaries(st.sampled_from([*OFFER, "more"]), JSON, min_size=1))
+def test_whatever_is_offered_every_number_of_it_is_bounded(change: dict[str, object]) -> None:
+    try:
+        offer = Offer.from_json({**OFFER, **change})
+    except ManifestInvalid:
+        return
+    assert 0 <= offer.nbytes <= offer.data_room <= 1 << 50
+    assert 0 <= offer.meta_nbytes <= offer.meta_room <= MOST_BYTES
+    assert 0 <= offer.name.rank < offer.name.world
+    assert "/" not in offer.name.file
+    assert Offer.from_json(offer.to_json()) == offer

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from checkpointing import leaves
 from checkpointing.plan import make_plan
 from checkpointing.sharded import Sharded
+from checkpointing.skeletons import lengthen, shorten
 from checkpointing.stage.arena import MappedArena, UploadState
 from checkpointing.stage.meta import Meta, MetaText, Sums
 from checkpointing.stage.recipe import Recipe, values_of
@@ -135,8 +136,11 @@ def test_what_is_written_from_pieces_is_what_is_written_whole(
     recipes = Recipe(replica), Recipe(local)
     text = MetaText(recipes[0].literals, recipes[1].literals, plan.extents)
     meta = Meta(
-        skeleton=replica.skeleton, local_skeleton=local.skeleton, extents=plan.extents
+        short=shorten(replica.skeleton),
+        local_short=shorten(local.skeleton),
+        extents=plan.extents,
     ).pack()
+    assert lengthen(shorten(replica.skeleton)) == replica.skeleton
     values = values_of(replica.skeleton) + values_of(local.skeleton)
     assert text.pack(values, Sums([0] * len(plan.extents))) == meta
     assert len(meta) <= text.longest(values)

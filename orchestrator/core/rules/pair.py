@@ -6,6 +6,8 @@ from orchestrator.core.policy import Policy
 from orchestrator.core.rules.verdicts import is_pending, make
 from orchestrator.core.state import AttemptPhase, State
 
+RETRY_S = 30.0
+
 
 def pair(state: State, now: float, policy: Policy) -> Decision | None:
     """Tell the nodes that do not know it, or know an address that is no longer the buddy's.
@@ -16,6 +18,8 @@ def pair(state: State, now: float, policy: Policy) -> Decision | None:
     if not policy.peers or attempt is None or attempt.phase is not AttemptPhase.RUNNING:
         return None
     if attempt.first_trouble is not None or is_pending(state, Pair):
+        return None
+    if attempt.unpaired_at and 0 <= now - attempt.unpaired_at < RETRY_S:
         return None
     wanted = addresses(state, attempt.nodes)
     news = {node: at for node, at in wanted.items() if at and attempt.buddies.get(node) != at}

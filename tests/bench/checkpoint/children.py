@@ -1,6 +1,7 @@
 """Processes that answer: one JSON object per line, asked and answered."""
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -16,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 ANSWER_S = 180.0
 _LEAVE_S = 10.0
+_PR_SET_PDEATHSIG = 1  # source: prctl(2)
 
 
 class Failed(Exception):
@@ -154,6 +156,11 @@ class World:
         """End all ranks."""
         for rank in self.ranks:
             rank.close()
+
+
+def die_with_parent() -> None:
+    """End when the parent does, however it ends, and before anything is asked."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def serve(handlers: Mapping[str, Callable[..., Any]]) -> None:

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from tests.bench.checkpoint.children import serve
+from tests.bench.checkpoint.children import die_with_parent, serve
 from tests.bench.checkpoint.training import Training, together
 
 REGION = "us-east-1"
@@ -86,6 +86,7 @@ class Rank:
 
 
 def main() -> None:
+    die_with_parent()
     rank = Rank(int(sys.argv[1]), int(sys.argv[2]))
     names = ("describe", "prepare", "save", "wait")
     serve({name: getattr(rank, name) for name in names})

@@ -19,7 +19,7 @@ from checkpointing.restore import Point, restore_from_memory, restore_from_store
 from checkpointing.stage.arena import peek
 from checkpointing.stage.crew import Crew, share_of_cores
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
-from tests.bench.checkpoint.children import serve
+from tests.bench.checkpoint.children import die_with_parent, serve
 from tests.bench.checkpoint.training import Training, together
 
 _BLOCK = 16 << 20
@@ -119,25 +119,40 @@ class Rank:
             self._step_done(save=False)
         return {"saved_at": saved_at, "times": times}
 
-    def restore_memory(self, step: int) -> float:
-        """Restore from the own arena into a state that was wiped."""
-        training, arena = self._training, Path(os.environ["EVERSTEP_ARENA"])
+    def restore_memory(self, step: int, mapped: bool) -> float:
+        """Restore from the own arena into a state that was wiped.
+
+        Args:
+            step: Which one.
+            mapped: Use the mapping that saves go to, as a training script does; not a new one.
+        """
+        assert self._ck is not None
+        assert self._ck._saver is not None
+        training, stager = self._training, self._ck._saver.stager
+        arena = stager.arena() if mapped else None
         self._wipe()
         begun = together()
-        who = (training.rank, training.world)
-        restore_from_memory(arena, Point(step=step, attempt=1), *who, training.state, None)
+        restore_from_memory(
+            arena or Path(os.environ["EVERSTEP_ARENA"]),
+            Point(step=step, attempt=1),
+            training.rank,
+            training.world,
+            training.state,
+            None,
+            stager.crew,
+        )
         took = time.perf_counter() - begun
         self._check()
         return took
 
-    def restore_store(self, step: int) -> float:
-        """Restore from the store into a state that was wiped."""
+    def restore_store(self, step: int) -> tuple[float, float]:
+        """Restore from the store into a state that was wiped; seconds and CPU seconds."""
         training = self._training
         if self._store is None:
             self._store = open_store(StoreConfig.from_json(os.environ["EVERSTEP_STORE"]))
             self._store.list("")  # makes the connection, as the peer's is made
         self._wipe()
-        begun = together()
+        begun, used = together(), time.process_time()
         restore_from_store(
             self._store,
             os.environ["EVERSTEP_RUN"],
@@ -147,12 +162,12 @@ class Rank:
             training.state,
             None,
         )
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - begun, time.process_time() - used
         self._check()
         return took
 
-    def raw_get(self, bucket: str, keys: list[str], ranged: bool) -> float:
-        """Get this rank's object with boto3 into warm memory, unverified."""
+    def raw_get(self, bucket: str, keys: list[str], ranged: bool) -> tuple[float, float]:
+        """Get this rank's object with boto3 into warm memory, unverified; seconds, CPU seconds."""
         config = StoreConfig.from_json(os.environ["EVERSTEP_STORE"])
         client = boto3.client(
             "s3",
@@ -179,9 +194,9 @@ class Rank:
 
         with ThreadPoolExecutor(_GET_THREADS if ranged else 1) as pool:
             list(pool.map(lambda _: client.list_objects_v2(Bucket=bucket, MaxKeys=1), range(8)))
-            begun = together()
+            begun, used = together(), time.process_time()
             list(pool.map(get, range(0, nbytes, piece)))
-            return time.perf_counter() - begun
+            return time.perf_counter() - begun, time.process_time() - used
 
     def _step_done(self, *, save: bool) -> None:
         assert self._ck is not None
@@ -223,6 +238,7 @@ def _bytes(tensor: Any) -> NDArray[np.uint8]:
 
 
 def main() -> None:
+    die_with_parent()
     rank = Rank(int(sys.argv[1]), int(sys.argv[2]))
     names = ("describe", "done", "prepare", "save", "copy", "overlapped", "train")
     names += ("restore_memory", "restore_store", "raw_get")

@@ -1,23 +1,30 @@
 """The stall of a save beside `dcp.async_save` to S3, in its best way."""
 
+import contextlib
 import secrets
-import statistics
 import subprocess
 import sys
 import venv
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+from checkpointing.stage.memory import room_for
 from deploy.demo.s3_server import S3Server
 from tests.bench.checkpoint import rows
 from tests.bench.checkpoint.children import Failed
-from tests.bench.checkpoint.node import Setup, node, s3_server, uploader
+from tests.bench.checkpoint.node import MIB, Setup, node, s3_server, uploader
 from tests.bench.checkpoint.rows import Row, Target
 
 FIGURES = ("dcp",)
 WRITERS = {"s3fs": "FsspecWriter/s3fs", "s3torchconnector": "s3torchconnector"}
+OURS = "ours"
 _INSTALL_S = 300.0
+_SCREENED_MIB = 256
+_TIMES_STATE = 12  # of memory: three states, what each stages, what is being sent
 _COMPLETE = "complete"
 
 
@@ -43,15 +50,25 @@ WAYS = {
 
 
 @dataclass(slots=True)
-class _Found:
-    """What was seen of one writer: its best way for the first save, and for all others."""
+class _Peer:
+    """A writer: its best ways for the first save and for all others, and why it has no figure."""
 
-    why: str = ""
     tried: dict[str, str] = field(default_factory=dict)
     first_way: str = ""
     next_way: str = ""
-    first: list[float] = field(default_factory=list)
-    next: list[float] = field(default_factory=list)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Ranks that save: how long a save blocks them, and the wait for its upload."""
+
+    save: Callable[[], float]
+    settle: Callable[[], object]
+
+
+Start = Callable[[S3Server], AbstractContextManager[_Side]]
+Times = dict[str, list[float]]
 
 
 def targets(setup: Setup) -> dict[str, list[Target]]:
@@ -70,104 +87,125 @@ def targets(setup: Setup) -> dict[str, list[Target]]:
 
 
 def measure(setup: Setup, wanted: AbstractSet[str]) -> list[Row]:
-    """Find each writer's best way, then save in turn."""
+    """Find each writer's best way with a smaller state, then save in turn."""
     python = install(setup.peers or setup.folder / "peers")
-    found = {writer: _screened(setup, python, writer) for writer in WRITERS}
-    ours_first: list[float] = []
-    for _ in range(setup.repeats):
-        ours_first += _ours(setup, 1)
-        for writer, seen in found.items():
-            _attempt(setup, python, writer, seen, 1)
-        firsts = [ours_first[-1], *(seen.first[-1] for seen in found.values() if seen.first)]
-        setup.say(f"  first saves: {', '.join(f'{first:.3f} s' for first in firsts)}")
-    ours_next = _ours(setup, 2 + setup.repeats)[2:]
-    for writer, seen in found.items():
-        _attempt(setup, python, writer, seen, 2 + setup.repeats)
+    small = replace(setup, mib=min(setup.mib, _SCREENED_MIB))
+    peers = {writer: _screened(small, python, writer) for writer in WRITERS}
+
+    def starts(way_of: Callable[[_Peer], str]) -> dict[str, Start]:
+        found: dict[str, Start] = {OURS: partial(_ours, setup)}
+        for writer, peer in peers.items():
+            if not peer.why:
+                found[writer] = partial(_theirs, setup, python, writer, WAYS[way_of(peer)])
+        return found
+
+    first = _first_saves(setup, starts(lambda peer: peer.first_way), peers)
+    later = _later_saves(setup, starts(lambda peer: peer.next_way), peers)
     aims = iter(targets(setup)["dcp"])
     return [
-        *(
-            rows.compared(next(aims), ours_next, s.next, s.why, way=s.next_way, ways=s.tried)
-            for s in found.values()
-        ),
-        *(
-            rows.compared(next(aims), ours_first, s.first, s.why, way=s.first_way)
-            for s in found.values()
-        ),
+        rows.compared(
+            next(aims), times[OURS], times.get(writer, ()), peer.why, way=way, ways=peer.tried
+        )
+        for times, is_first in ((later, False), (first, True))
+        for writer, peer in peers.items()
+        for way in (peer.first_way if is_first else peer.next_way,)
     ]
 
 
-def _screened(setup: Setup, python: Path, writer: str) -> _Found:
+def _screened(setup: Setup, python: Path, writer: str) -> _Peer:
     """Try all ways with two saves each."""
-    found, first, later = _Found(), {}, {}
+    peer, first, later = _Peer(), {}, {}
     with s3_server(setup) as server:
         for name, way in WAYS.items():
             try:
-                saves = _saves_of(setup, server, python, writer, way, 2)
+                with _theirs(setup, python, writer, way, server) as side:
+                    first[name] = side.save()
+                    side.settle()
+                    later[name] = side.save()
             except Failed as error:
-                found.tried[name] = found.why = str(error)
+                first.pop(name, None)
+                peer.tried[name] = peer.why = str(error)
             else:
-                first[name], later[name] = saves
-                found.tried[name] = f"{saves[0]:.3f} s, then {saves[1]:.3f} s"
-            setup.say(f"  {writer}, {name}: {found.tried[name]}")
+                peer.tried[name] = f"{first[name]:.3f} s, then {later[name]:.3f} s"
+            setup.say(f"  {writer}, {setup.what}, {name}: {peer.tried[name]}")
     if later:
-        found.why = ""
-        found.first_way = min(first, key=first.__getitem__)
-        found.next_way = min(later, key=later.__getitem__)
+        peer.why = ""
+        peer.first_way = min(first, key=first.__getitem__)
+        peer.next_way = min(later, key=later.__getitem__)
+    return peer
+
+
+def _first_saves(setup: Setup, starts: dict[str, Start], peers: dict[str, _Peer]) -> Times:
+    """Begin anew for every save."""
+    found: Times = {name: [] for name in starts}
+    for turn in range(setup.repeats):
+        with s3_server(setup) as server:
+            for name in _rotated(list(found), turn):
+                try:
+                    with starts[name](server) as side:
+                        found[name].append(side.save())
+                except Failed as error:
+                    _give_up(setup, name, error, peers)
+                    del found[name]
+        setup.say(f"  first saves: {_last(found)}")
     return found
 
 
-def _attempt(setup: Setup, python: Path, writer: str, seen: _Found, count: int) -> None:
-    """Save the first time, or many times; a writer that fails now has no figure."""
-    if seen.why:
-        return
-    try:
-        if count == 1:
-            seen.first += _theirs(setup, python, writer, WAYS[seen.first_way], 1)
-        else:
-            seen.next = _theirs(setup, python, writer, WAYS[seen.next_way], count)[2:]
-            setup.say(f"  {writer}: {statistics.median(seen.next):.3f} s")
-    except Failed as error:
-        seen.why = str(error)
-        setup.say(f"  {writer}: {error}")
+def _later_saves(setup: Setup, starts: dict[str, Start], peers: dict[str, _Peer]) -> Times:
+    """Save in turn after a warm-up, all ranks alive; one after another where memory is short."""
+    is_roomy = room_for(Path("/dev/shm"))["MemAvailable"] > _TIMES_STATE * setup.mib * MIB
+    found: Times = {name: [] for name in starts}
+    for names in [list(starts)] if is_roomy else [[name] for name in starts]:
+        with s3_server(setup) as server, contextlib.ExitStack() as stack:
+            sides = {name: stack.enter_context(starts[name](server)) for name in names}
+            for turn in range(1 + setup.repeats):
+                for name in _rotated(list(sides), turn):
+                    try:
+                        took = sides[name].save()
+                        sides[name].settle()
+                    except Failed as error:
+                        _give_up(setup, name, error, peers)
+                        del sides[name], found[name]
+                        continue
+                    found[name] += [took] if turn else []
+                setup.say(f"  saves: {_last(found)}")
+    return found
 
 
-def _theirs(setup: Setup, python: Path, writer: str, way: Way, count: int) -> list[float]:
-    with s3_server(setup) as server:
-        return _saves_of(setup, server, python, writer, way, count)
+def _give_up(setup: Setup, name: str, error: Failed, peers: dict[str, _Peer]) -> None:
+    """A peer that fails has no figure; ours has to work."""
+    if name == OURS:
+        raise error
+    peers[name].why = str(error)
+    setup.say(f"  {name}: {error}")
 
 
-def _saves_of(
-    setup: Setup, server: S3Server, python: Path, writer: str, way: Way, count: int
-) -> list[float]:
-    """Start, save `count` times, each once the upload before is over; how long each blocked."""
-    with (
-        node(setup, server) as place,
-        place.ranks("dcp_rank", python=python) as world,
-    ):
+def _rotated(names: list[str], turn: int) -> list[str]:
+    first = turn % max(1, len(names))
+    return names[first:] + names[:first]
+
+
+def _last(times: Times) -> str:
+    return ", ".join(f"{name} {took[-1]:.3f} s" for name, took in times.items() if took)
+
+
+@contextlib.contextmanager
+def _theirs(setup: Setup, python: Path, writer: str, way: Way, server: S3Server) -> Iterator[_Side]:
+    with node(setup, server) as place, place.ranks("dcp_rank", python=python) as world:
         world.ask("prepare", writer=writer, **asdict(way))
-        saves = []
-        for number in range(count):
-            if number:
-                world.ask("wait")
+
+        def save() -> float:
             path = f"{server.store_url}/{secrets.token_hex(4)}"
-            saves.append(max(world.ask("save", path=path)))
-        return saves
+            return max(world.ask("save", path=path))
+
+        yield _Side(save, partial(world.ask, "wait"))
 
 
-def _ours(setup: Setup, count: int) -> list[float]:
-    with (
-        s3_server(setup) as server,
-        node(setup, server) as place,
-        place.ranks() as world,
-        uploader(place) as sending,
-    ):
+@contextlib.contextmanager
+def _ours(setup: Setup, server: S3Server) -> Iterator[_Side]:
+    with node(setup, server) as place, place.ranks() as world, uploader(place) as sending:
         world.ask("prepare", overlap=False)
-        saves = []
-        for number in range(count):
-            if number:
-                sending.uploaded(place.newest_step())
-            saves.append(max(world.ask("save")))
-        return saves
+        yield _Side(lambda: max(world.ask("save")), lambda: sending.uploaded(place.newest_step()))
 
 
 def install(folder: Path) -> Path:

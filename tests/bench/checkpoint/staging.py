@@ -21,7 +21,10 @@ def targets(setup: Setup) -> dict[str, list[Target]]:
             Target(figure=f"stall of a save, {what}", peer=_COPY, limit=1.25),
             Target(figure=f"stall of a save, {what}", peer="the same copy, private memory"),
         ],
-        "arena": [Target(figure=f"restore from own arena, {what}", peer=_COPY, limit=1.5)],
+        "arena": [
+            Target(figure=f"restore from own arena, {what}", peer=_COPY, limit=1.5),
+            Target(figure=f"the same with a mapping of its own, {what}", peer=_COPY),
+        ],
         "overlap": [
             Target(figure=f"blocked by an overlapped save, {what}", peer=_COPY, limit=0.3),
             Target(
@@ -48,7 +51,7 @@ def measure(setup: Setup, wanted: AbstractSet[str]) -> list[Row]:
 
 def _plain(setup: Setup, place: Node, world: World, wanted: AbstractSet[str]) -> list[Row]:
     took = max(world.ask("prepare", overlap=False))
-    saves, shared, private, restores = [], [], [], []
+    saves, shared, private, restores, unmapped = [], [], [], [], []
     for turn in range(1 + setup.repeats):
         copied_first = turn % 2
         if copied_first:
@@ -59,7 +62,9 @@ def _plain(setup: Setup, place: Node, world: World, wanted: AbstractSet[str]) ->
         if "stall" in wanted and setup.mib <= _PRIVATE_UP_TO:
             private.append(max(world.ask("copy", shared=False)))
         if "arena" in wanted:
-            restores.append(max(world.ask("restore_memory", step=place.newest_step())))
+            step = place.newest_step()
+            restores.append(max(world.ask("restore_memory", step=step, mapped=True)))
+            unmapped.append(max(world.ask("restore_memory", step=step, mapped=False)))
         place.mark_uploaded()
         setup.say(f"  save {saves[-1]:.3f} s, copy {shared[-1]:.3f} s")
     aims, found = targets(setup), []
@@ -70,6 +75,7 @@ def _plain(setup: Setup, place: Node, world: World, wanted: AbstractSet[str]) ->
         found.append(rows.compared(aims["stall"][1], saves[1:], private[1:], why))
     if "arena" in wanted:
         found.append(rows.compared(aims["arena"][0], restores[1:], shared[1:]))
+        found.append(rows.compared(aims["arena"][1], unmapped[1:], shared[1:]))
     return found
 
 

@@ -1,17 +1,21 @@
 """The real process of a node that copies snapshots, and a rank's arena beside it."""
 
+import contextlib
+import itertools
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from checkpointing.replicas.replica import Name
+from checkpointing.replicas.wire import parse
 from checkpointing.restore import Point, restore_from_memory
 from checkpointing.stage.stager import Stager
 from checkpointing.tiers import Tier
@@ -126,3 +130,52 @@ class ReplicaNode:
 
 def content(step: int, nbytes: int) -> dict[str, Any]:
     return {"w": np.random.default_rng(step).integers(0, 1 << 62, nbytes // 8), "n": step}
+
+
+class Spoiler:
+    """Passes connections on: of the first it flips a bit, the second it cuts, the others are well.
+
+    Args:
+        address: Where to.
+        at: Which byte of what the client says.
+    """
+
+    def __init__(self, address: str, at: int) -> None:
+        self._to = parse(address)
+        self._at = at
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        for number in itertools.count():
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client, socket.create_connection(self._to) as server:
+                back = threading.Thread(target=self._pass_on, args=(server, client, None))
+                back.start()
+                self._pass_on(client, server, number)
+                back.join(10)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, number: int | None) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while chunk := bytearray(source.recv(1 << 16)):
+                if number in (0, 1) and passed <= self._at < passed + len(chunk):
+                    if number:
+                        break
+                    chunk[self._at - passed] ^= 1
+                passed += len(chunk)
+                target.sendall(chunk)
+            target.shutdown(socket.SHUT_WR)

@@ -9,7 +9,7 @@ import pytest
 
 from checkpointing.stage.arena import peek
 from checkpointing.tiers import Tier
-from tests.integration.checkpointing.replicating import TOKEN, ReplicaNode
+from tests.integration.checkpointing.replicating import TOKEN, ReplicaNode, Spoiler
 
 NBYTES = 64 << 20
 SMALL = 8 << 20
@@ -106,6 +106,23 @@ def size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return -1
+
+
+def test_what_is_altered_or_cut_on_the_way_is_refused_and_sent_again(
+    node: Callable[..., ReplicaNode],
+) -> None:
+    sender, buddy = node("sender"), node("buddy", rank=1)
+    with Spoiler(buddy.address, SMALL // 2) as spoiler:
+        sender.say(do="buddy", address=spoiler.address)
+        sender.stage(1, SMALL, Tier.PEER)
+        sender.until(lambda: sender.of("copied"))
+    told = [event.get("error", "") for event in sender.of("copy_failed")]
+    assert len(told) == 2
+    assert "fail their CRC" in told[0]
+    assert buddy.coming() == []
+    new = node("new")
+    assert new.fetch(sender.name(1), buddy.address)["ok"]
+    assert new.restores(1, SMALL)
 
 
 def test_a_killed_fetch_leaves_the_arena_whole_or_absent(node: Callable[..., ReplicaNode]) -> None:

@@ -1,6 +1,6 @@
 """What is read for a restore, and in how many requests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,11 @@ class Counting(DirectoryStore):
         super().__init__(root)
         self.reads: list[tuple[int, int]] = []
 
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        self.reads.append((offset, out.nbytes))
-        super().read_into(key, offset, out)
+    def read_each(
+        self, key: str, offset: int, outs: Sequence[memoryview], arrived: Callable[[int], None]
+    ) -> None:
+        self.reads.append((offset, sum(out.nbytes for out in outs)))
+        super().read_each(key, offset, outs, arrived)
 
 
 @pytest.fixture

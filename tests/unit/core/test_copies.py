@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Fetch, Pair, Restore, Source, StartRanks
 from orchestrator.core.buddies import buddies
+from orchestrator.core.codec import decode_record, encode
 from orchestrator.core.events import DISK, PEER, Replica
 from orchestrator.core.restore import choose
+from orchestrator.core.rules.pair import RETRY_S
 from tests.unit.core.story import Story, policy
 
 NODES = ("n1", "n2")
@@ -174,6 +176,37 @@ def test_nodes_are_told_once_where_their_copies_go_and_again_when_that_moves() -
     assert told.action == Pair(attempt=1, buddies={"n1": "n2:8"})
     story.done(told).says(ev.Replicated(node="n2", address="", replicas=()))
     assert story.decides() == [], "it starts again, and says so soon"
+
+
+def test_who_could_not_be_told_is_told_again_after_a_while() -> None:
+    story = running()
+    story.keeps("n1").keeps("n2")
+    first = story.decides_one()
+    story.done(first, ok=False)
+    assert story.decides() == []
+    story.later(RETRY_S)
+    assert story.decides_one().action == first.action
+
+
+def test_a_journal_of_before_there_were_copies_reads() -> None:
+    story = running()
+    story.stages(30).commits(30)
+    story.fails()
+    story.decides()
+    added = {"replicas", "replica_address", "for_store", "fetches", "peers", "fetch_timeout_s"}
+
+    def without(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without(item) for item in value]
+        if isinstance(value, dict):
+            return {k: without(v) for k, v in value.items() if k not in added}
+        return value
+
+    old = [decode_record(without(encode(record))) for record in story.records]
+    kinds = (ev.AgentJoined, ev.Staged, ev.DecisionMade)
+    assert [r for r in old if isinstance(r.event, kinds)] == [
+        r for r in story.records if isinstance(r.event, kinds)
+    ]
 
 
 def test_without_the_tier_nobody_is_told_anything() -> None:

@@ -44,7 +44,7 @@ def test_attempts_are_noted_where_the_next_agent_finds_them(tmp_path: Path) -> N
         restore=None,
         interval_steps=1,
     )
-    Watched(config, "n0", "{}").attempt(start)
+    Watched(config, "n0", tmp_path, "{}").attempt(start)
     noted = attempts.read(config.run_dir / "nodes" / "n0" / "attempts")
     assert [(one.number, one.nodes) for one in noted] == [(3, 2)]
 
@@ -52,7 +52,7 @@ def test_attempts_are_noted_where_the_next_agent_finds_them(tmp_path: Path) -> N
 def test_what_it_says_is_in_the_agents_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched = Watched(run_config(tmp_path, **TABLES), "n0", "{}")
+    watched = Watched(run_config(tmp_path, **TABLES), "n0", tmp_path, "{}")
     with caplog.at_level(logging.INFO):
         watched.heard({"event": "said", "entry": "checkpoint-1", "why": "not finished"})
         watched.heard({"event": "committed", "entry": "checkpoint-2"})

@@ -130,3 +130,9 @@ def test_number_axes_have_round_ticks_inside_the_range(low: float, high: float) 
     ticks = number_ticks(low, high)
     assert 1 <= len(ticks) <= 8
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
+
+
+def test_the_html_says_what_the_last_save_cost_and_how_the_store_answered() -> None:
+    page = render_html(made())
+    assert "Last save: stall 30 ms, staged at 2.00 GB/s, uploaded at 70 MB/s" in page
+    assert "requests made again (SlowDown" in page

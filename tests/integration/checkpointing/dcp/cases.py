@@ -10,6 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from checkpointing.dcp import EverstepReader, EverstepStager, EverstepWriter
@@ -73,6 +78,21 @@ def load_subset(
         failure = error.failures[dist.get_rank()][0]
         return f"{type(failure).__name__}: {failure}"
     return sums(state)
+
+
+def load_model_alone(engine: str, folder: str, layout: str) -> dict[str, str]:
+    """Load the model of a training into one that has a part more, not strictly."""
+    training = Training(layout, seed=99, steps=1)
+    before = training.sums()
+    state = {"model": get_model_state_dict(training.model)}
+    state["model"]["added.weight"] = torch.full((3,), 7.0)
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(state, storage_reader=reader(engine, folder), planner=planner)
+    options = StateDictOptions(strict=False)
+    answer = set_model_state_dict(training.model, state["model"], options=options)
+    after = training.sums()
+    changed = {name: sum_ for name, sum_ in after.items() if before[name] != sum_}
+    return {**changed, "unexpected": str(answer.unexpected_keys)}
 
 
 def save_async(engine: str, folder: str, layout: str, mode: str, stager: bool) -> dict[str, Any]:

@@ -76,15 +76,32 @@ def test_missing_and_extra_keys_are_treated_as_by_torch(
     assert isinstance(found[0][0], dict) == (partial or not add)
 
 
+@pytest.mark.parametrize("layout", ["hsdp", "tp"])
+def test_a_model_is_loaded_alone_and_not_strictly_as_by_torch(
+    ranks: MakeRanks, tmp_path: Path, layout: str
+) -> None:
+    job = ranks(4)
+    found = []
+    for engine, folder in both(tmp_path):
+        (saved, *_) = job.run(cases.save_training, engine, folder, layout, 1)
+        (loaded, *_) = job.run(cases.load_model_alone, engine, folder, layout)
+        assert loaded.pop("unexpected") == "['added.weight']"
+        assert {name.split("/")[1] for name in loaded} == {"model"}
+        assert all(saved[name] == sum_ for name, sum_ in loaded.items())
+        found.append(loaded)
+    assert found[0] == found[1] != {}
+
+
 @pytest.mark.parametrize("stager", [False, True], ids=["writer", "stager"])
 @pytest.mark.parametrize("mode", ["THREAD", "PROCESS"])
 def test_a_save_in_the_background_keeps_what_was_there_when_it_began(
     ranks: MakeRanks, tmp_path: Path, mode: str, stager: bool
 ) -> None:
-    job = ranks(2)
+    # Each mode with another layout; DCP does the same for all of them.
+    job, layout = (ranks(4), "fsdp_tp") if mode == "THREAD" else (ranks(2), "fsdp")
     for engine, folder in both(tmp_path):
         if engine == "torch" and stager:
             continue
-        saved = job.run(cases.save_async, engine, folder, "fsdp", mode, stager)
-        loaded = job.run(cases.load_async, engine, folder, "fsdp")
+        saved = job.run(cases.save_async, engine, folder, layout, mode, stager)
+        loaded = job.run(cases.load_async, engine, folder, layout)
         assert loaded == saved, engine

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,36 @@ def test_a_failure_is_told_and_tried_again(desk: Desk) -> None:
     desk.settle()
     assert [event.get("error") for event in desk.events] == ["[Errno 111] refused", "no room", None]
     assert desk.held() == []
+
+
+def test_a_place_that_has_gone_is_told_too(desk: Desk) -> None:
+    desk.errors = [FileNotFoundError(2, "no such folder")]
+    desk.rank.stage(1)
+    desk.until(lambda: desk.copied)
+    desk.settle()
+    assert [event["event"] for event in desk.events] == ["copy_failed", "copied"]
+
+
+def test_an_arena_that_has_gone_or_has_lost_a_slot_is_nothing_to_tell(desk: Desk) -> None:
+    desk.rank.stage(1)
+    (staged,) = peek(desk.rank.path)
+    assert desk.copies._copy_held(desk.rank.path, replace(staged, step=2)) is None
+    assert desk.copies._copy_held(desk.rank.path, replace(staged, index=2)) is None
+    assert desk.copies._copy_held(desk.rank.path.with_name("arena-9"), staged) is None
+    desk.settle()
+    assert [event["event"] for event in desk.events] == ["copied"]
+
+
+def test_a_slot_that_was_written_over_meanwhile_is_no_failure(desk: Desk) -> None:
+    desk.go_on.clear()
+    desk.errors = [ReplicaError("bytes fail their CRC")]
+    desk.rank.stage(1)
+    desk.until(desk.held)
+    with SnapshotFile(desk.rank.path) as snapshot:
+        snapshot.headers[0].record.begin()
+    desk.go_on.set()
+    desk.settle()
+    assert desk.events == []
 
 
 def test_a_new_place_gets_everything_again(desk: Desk) -> None:
