@@ -71,7 +71,8 @@ def formed(value: Any, form: str) -> Any:
 
 
 def bits(value: Any) -> bytes:
-    flat = value.detach().contiguous().reshape(-1)
+    flat = torch.empty(value.numel(), dtype=value.dtype)
+    flat.copy_(value.detach().reshape(-1))
     return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
 
 
