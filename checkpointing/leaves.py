@@ -113,7 +113,8 @@ def bytes_of(leaf: Any) -> Bytes | None:
         return np.empty(0, np.uint8)
     if row.device.type != "cpu" or not row.is_contiguous() or row.is_conj() or row.is_neg():
         return None
-    flat: Bytes = row.reshape(-1).view(torch.uint8).numpy()
+    # Not `reshape`: of one element it leaves a stride as it is, which `view` refuses.
+    flat: Bytes = row.as_strided((row.numel(),), (1,)).view(torch.uint8).numpy()
     return flat
 
 

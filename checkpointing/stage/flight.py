@@ -41,7 +41,8 @@ class Flight:
         watched: What is copied late.
         seal: Makes the slot count.
         needs_fence: Seal only when `fence` was called in time.
-        compares: Compare the CRCs of what is watched at the fence, which finds every change.
+        compares: Sum what is watched before the copy and again at the fence, which finds every
+            change, also one that came before its copy. Costs two readings of all of it.
         events: What the streams of GPUs have to reach.
     """
 
@@ -60,6 +61,7 @@ class Flight:
         self._seal = seal
         self._needs_fence = needs_fence or compares
         self._compares = compares
+        self._before = [leaf_bytes.crc_of(w.leaf) for w in watched] if compares else []
         self._events = events
         self._lock = threading.Lock()
         self._copied, self._summed = threading.Event(), threading.Event()
@@ -98,10 +100,7 @@ class Flight:
             self._summed.wait()
         self._copied.wait()
         if self._compares and not self._errors:
-            sums = self._copy.result().extents
-            self._changed += [
-                w.name for w in self._watched if leaf_bytes.crc_of(w.leaf) != sums[w.number]
-            ]
+            self._changed += self._compare_sums()
         self._is_fenced = True
         self._land()
 
@@ -149,6 +148,14 @@ class Flight:
                     self._seal()
                 except Exception as error:  # noqa: BLE001 - raised by `join`
                     self._errors.append(error)
+
+    def _compare_sums(self) -> list[str]:
+        copied = self._copy.result().extents
+        return [
+            w.name
+            for w, before in zip(self._watched, self._before, strict=True)
+            if not before == copied[w.number] == leaf_bytes.crc_of(w.leaf)
+        ]
 
     def _compare_versions(self) -> None:
         """Look once, before the fence lets anybody change what is watched."""

@@ -30,6 +30,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 REQUEST_TIMEOUT_S = 5.0
 ROUND_S = 1.0
+_HANDLED = (signal.SIGTERM, signal.SIGCHLD)
 
 
 def prctl(option: int, value: int) -> None:
@@ -122,9 +123,14 @@ class Warden:
             return
         argv, env = list(request["argv"]), dict(request["env"])
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _become(argv, env, request["log"], request["cgroup"], parent)
+        # A signal for the unit that came before it has left our handlers would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become(argv, env, request["log"], request["cgroup"], parent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self._pids[unit] = pid
         self._exits[unit] = None
 
@@ -154,8 +160,9 @@ def _become(
     """Turn this fresh child into the unit's process; never returns."""
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(126)

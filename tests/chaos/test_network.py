@@ -37,7 +37,7 @@ def test_a_node_that_was_cut_off_ends_its_old_ranks_and_comes_back_as_a_spare(
     story.trains_on()
     (incident,) = story.finish(lost_steps=3 * INTERVAL)
     assert (incident.fault, incident.node) == ("node_lost", cut)
-    assert late_commits(story, cut) == []
+    assert set(late_commits(story, cut)) <= {half}, "only what it made whole late, if even that"
     assert story.sums() == undisturbed
 
 

@@ -1,4 +1,3 @@
-import os
 import secrets
 from collections.abc import Iterator
 
@@ -7,16 +6,6 @@ import pytest
 from checkpointing.store.base import StoreConfig
 from deploy.demo.s3_server import S3Server
 from tests.faults.proxy import FaultProxy
-
-
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
-        before = dict(os.environ)
-        os.environ.update(server.environment())
-        yield server
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @pytest.fixture

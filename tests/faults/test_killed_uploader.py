@@ -177,8 +177,16 @@ def test_an_uploader_killed_right_after_its_report_sends_nothing_twice(
     assert plain.open_uploads("") == ()
 
 
-def test_an_s3_server_killed_in_the_middle_of_a_part_gets_the_whole_when_it_is_back(
-    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "points",
+    [
+        [Point("UploadPart"), Point("UploadPart", after_server=True, skip=1)],
+        pytest.param(POINTS, marks=pytest.mark.chaos),
+    ],
+    ids=["parts", "every point"],
+)
+def test_an_s3_server_killed_at_any_point_gets_the_whole_when_it_is_back(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, points: list[Point]
 ) -> None:
     (tmp_path / "s3").mkdir()
     (tmp_path / "node").mkdir()
@@ -190,9 +198,10 @@ def test_an_s3_server_killed_in_the_middle_of_a_part_gets_the_whole_when_it_is_b
 
         async def story() -> None:
             async with _running(node):
-                for step, skip in enumerate((0, 1), start=1):
-                    hold = Hold(after_server=bool(skip))
-                    proxy.script(Rule(hold, "UploadPart", skip=skip))
+                for step, point in enumerate(points, start=1):
+                    hold = Hold(point.after_server)
+                    key = point.key or f"step-{step:012d}"
+                    proxy.script(Rule(hold, point.operation, key, point.skip))
                     node.stage(step)
                     await _until(hold.held.is_set)
                     await asyncio.to_thread(server.kill)
@@ -204,5 +213,5 @@ def test_an_s3_server_killed_in_the_middle_of_a_part_gets_the_whole_when_it_is_b
                     await asyncio.to_thread(_commit, plain, node, step)
 
         asyncio.run(story())
-        assert _steps(plain) == [2, 1]
+        assert _steps(plain) == list(range(len(points), 0, -1))
         assert plain.open_uploads("") == ()

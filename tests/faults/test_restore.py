@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpointing import sources
+from checkpointing import rows, sources
 from checkpointing.content import content_sha256
 from checkpointing.deletion import delete_commit
 from checkpointing.errors import CommitRefused, RestoreFailed
@@ -77,7 +77,7 @@ def empty() -> dict[str, Any]:
 def plain(direct: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """Two commits, reached without the proxy."""
     monkeypatch.setattr(sources, "_SMALL", 1 << 16)
-    monkeypatch.setattr(sources, "_PIECE", 1 << 16)
+    monkeypatch.setattr(rows, "_LONGEST", 1 << 16)
     store = open_store(direct)
     for step in (1, 2):
         save(store, RUN, step, state=lambda rank, step=step: state(rank, step), world=WORLD)

@@ -1,4 +1,3 @@
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -19,21 +18,11 @@ def node_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3")) as running:
-        before = dict(os.environ)
-        os.environ.update(running.environment())
-        yield running
-        os.environ.clear()
-        os.environ.update(before)
-
-
 @pytest.fixture
-def s3_node(node_folder: Path, server: S3Server) -> Iterator[Node]:
+def s3_node(node_folder: Path, s3_server: S3Server) -> Iterator[Node]:
     config = StoreConfig(
-        url=f"{server.store_url}/{secrets.token_hex(4)}",
-        endpoint_url=server.url,
+        url=f"{s3_server.store_url}/{secrets.token_hex(4)}",
+        endpoint_url=s3_server.url,
         region="us-east-1",
     )
     node = Node(node_folder, config)

@@ -97,10 +97,10 @@ def _until(true: Callable[[], object]) -> None:
 
 @pytest.mark.s3
 def test_a_watch_on_real_s3_goes_on_after_kill_and_gives_back(
-    tmp_path: Path, server: S3Server
+    tmp_path: Path, s3_server: S3Server
 ) -> None:
-    url = f"{server.store_url}/{secrets.token_hex(4)}"
-    config = StoreConfig(url=url, endpoint_url=server.url, region="us-east-1")
+    url = f"{s3_server.store_url}/{secrets.token_hex(4)}"
+    config = StoreConfig(url=url, endpoint_url=s3_server.url, region="us-east-1")
     trainer = Trainer(tmp_path, config)
     first = {"model.bin": os.urandom(70 * MIB), "trainer_state.json": b"{}"}
     write(trainer.out / "checkpoint-1", first)

@@ -241,6 +241,20 @@ def test_the_debug_mode_finds_what_torch_does_not_count(rank: Rank, gate: Gate) 
     assert rank.steps() == [1]
 
 
+def test_the_debug_mode_finds_what_changed_before_it_was_copied(rank: Rank, gate: Gate) -> None:
+    trainee = Trainee()
+    trainee.train()
+    ck = Checkpointer.from_env(rank.environ(EVERSTEP_STAGE_DEBUG="1"), overlap=True)
+    ck.restore(trainee.state)
+    ck.step(1, trainee.state)
+    trainee.forward()
+    trainee.model[0].weight.data[3, 4] += 1
+    gate.open()
+    with pytest.raises(StageError, match=r"step 1 does not count.*model/0\.weight"):
+        trainee.optimizer.step()
+    assert rank.steps() == []
+
+
 def test_a_planned_stop_is_staged_when_the_loop_is_told(rank: Rank) -> None:
     from checkpointing.slot import Control
 

@@ -35,6 +35,13 @@ def test_a_unit_runs_until_it_is_stopped(units: Units) -> None:
     assert units.all()["a"].exit == -signal.SIGTERM
 
 
+def test_a_unit_that_is_stopped_as_it_starts_gets_the_signal(units: Units) -> None:
+    for number in range(20):
+        units.start(f"u{number}", ["sleep", "1000"])
+        units.stop(f"u{number}")
+        assert units.all()[f"u{number}"].exit == -signal.SIGTERM
+
+
 def test_starting_twice_leaves_the_first_alone(units: Units) -> None:
     units.start("a", ["sleep", "1000"])
     pid = units.pid("a")

@@ -274,7 +274,7 @@ def test_a_commit_and_a_load_that_hang_fail_in_time(
     save({"a": torch.ones(4)}, tmp_path)
     free = threading.Event()
     try:
-        for verb in ("put_if_absent", "get", "list", "read_into"):
+        for verb in ("put_if_absent", "get", "list", "read_each"):
             with monkeypatch.context() as patch:
                 patch.setattr(DirectoryStore, verb, lambda *_: free.wait(60))
                 act = save if verb == "put_if_absent" else load

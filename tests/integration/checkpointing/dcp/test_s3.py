@@ -24,15 +24,15 @@ pytestmark = [
 
 
 @pytest.fixture
-def url(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A prefix of its own; the server's address is all that the environment has to tell."""
-    for name, value in variables(server).items():
+    for name, value in variables(s3_server).items():
         monkeypatch.setenv(name, value)
-    return f"{server.store_url}/{secrets.token_hex(4)}/step-100"
+    return f"{s3_server.store_url}/{secrets.token_hex(4)}/step-100"
 
 
-def variables(server: S3Server) -> dict[str, str]:
-    return {**server.environment(), "AWS_ENDPOINT_URL": server.url}
+def variables(s3_server: S3Server) -> dict[str, str]:
+    return {**s3_server.environment(), "AWS_ENDPOINT_URL": s3_server.url}
 
 
 def test_one_argument_saves_and_loads(url: str) -> None:
@@ -53,9 +53,9 @@ def test_a_large_state_is_sent_and_read_in_parts(url: str) -> None:
 
 
 def test_sharded_trainings_change_worlds_through_s3(
-    ranks: MakeRanks, url: str, server: S3Server
+    ranks: MakeRanks, url: str, s3_server: S3Server
 ) -> None:
-    environment = variables(server)
+    environment = variables(s3_server)
     (saved, *_) = ranks(4).run(cases.with_environment, environment, "save_training", url, "fsdp", 1)
     for world, layout in ((2, "fsdp"), (4, "hsdp"), (1, "plain")):
         found = ranks(world).run(cases.with_environment, environment, "load_training", url, layout)
