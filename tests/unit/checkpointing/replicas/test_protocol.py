@@ -306,16 +306,16 @@ def test_sending_a_file_to_one_who_hardly_reads_ends_in_time(tmp_path: Path) -> 
     ended = threading.Event()
 
     def sip() -> None:
-        while not ended.wait(0.02) and other.recv(16 << 10):
+        while not ended.wait(0.01) and other.recv(64 << 10):
             pass
 
     thread = threading.Thread(target=sip)
     thread.start()
-    (tmp_path / "file").write_bytes(bytes(4 << 20))  # more than its buffer, within one piece
+    (tmp_path / "file").write_bytes(bytes(8 << 20))  # one piece
     begun = time.monotonic()
     sends = pytest.raises((ReplicaError, TimeoutError))
     with Line(one, 0.3) as line, (tmp_path / "file").open("rb") as file, sends:
-        line.send_file(file, 0, 4 << 20, Pacer())
+        line.send_file(file, 0, 8 << 20, Pacer())
     assert time.monotonic() - begun < 2
     ended.set()
     thread.join(10)
