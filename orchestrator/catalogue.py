@@ -26,6 +26,7 @@ from checkpointing.errors import (
 from checkpointing.manifest import Manifest, read_manifest
 from checkpointing.quarantine import list_quarantined
 from checkpointing.resolver import CommitInfo, find_commit, read_catalogue, usable
+from checkpointing.retention import RetentionPolicy
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from orchestrator.app import configuration, find_run, read, state_in
 from orchestrator.config import RunConfig
@@ -51,12 +52,14 @@ class Target:
         url: Its address.
         run: Name of the run, or what an average is kept under.
         directory: The run's directory, None when only its store is known.
+        kept: What the run's file says of what stays; None when it does not.
     """
 
     store: ObjectStore
     url: str
     run: str
     directory: Path | None
+    kept: RetentionPolicy | None = None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def open_target(
     """
     if run is not None and (url is not None or name is not None):
         raise ConfigError("RUN: give either RUN, or --store URL with --run NAME")
-    directory = None
+    directory = kept = None
     if run is None:
         if url is None or name is None:
             raise ConfigError("RUN: missing; or give --store URL with --run NAME")
@@ -110,7 +113,8 @@ def open_target(
         config, directory = _configured(run)
         if config.checkpoint.store is None:
             raise PreconditionError(f"checkpoint.store: {config.run.name} has no store")
-        name = config.run.name
+        name, keep = config.run.name, config.checkpoint.keep
+        kept = keep.policy() if keep else None
         where = StoreConfig(
             url=config.checkpoint.store,
             endpoint_url=endpoint or config.checkpoint.endpoint_url,
@@ -121,7 +125,7 @@ def open_target(
     except StoreError as error:
         key = "--store" if directory is None and run is None else "checkpoint.store"
         raise (ConfigError if run is None else PreconditionError)(f"{key}: {error}") from error
-    return Target(store=store, url=where.url, run=name, directory=directory)
+    return Target(store=store, url=where.url, run=name, directory=directory, kept=kept)
 
 
 def _configured(run: str) -> tuple[RunConfig, Path | None]:

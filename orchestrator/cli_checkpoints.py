@@ -138,23 +138,25 @@ def diff(
 @checkpoints_app.command()
 def prune(
     run: RunArgument = None,
-    keep_last: Annotated[int, typer.Option("--keep-last", metavar="K")] = 3,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", metavar="K", help="The newest; 3.")
+    ] = None,
     every_steps: Annotated[
-        int, typer.Option("--keep-every", metavar="STEPS", help="The first of so many steps.")
-    ] = 0,
+        int | None, typer.Option("--keep-every", metavar="STEPS", help="The first of so many; 0.")
+    ] = None,
     ages_h: Annotated[
-        float,
-        typer.Option("--ages-h", metavar="H", help="Of the last H hours, 2 H, 4 H, ...; 0: none."),
-    ] = 1.0,
+        float | None,
+        typer.Option("--ages-h", metavar="H", help="Of the last H hours, 2 H, 4 H, ...; 1."),
+    ] = None,
     average_last: Annotated[
-        int, typer.Option("--average-last", metavar="N", help="So many for an average ...")
-    ] = 6,
+        int | None, typer.Option("--average-last", metavar="N", help="So many for an average; 6")
+    ] = None,
     average_steps: Annotated[
-        int, typer.Option("--average-every", metavar="STEPS", help="... each so many steps")
-    ] = 0,
+        int | None, typer.Option("--average-every", metavar="STEPS", help="each so many steps; 0")
+    ] = None,
     average_tokens: Annotated[
-        int, typer.Option("--average-every-tokens", metavar="N", help="or tokens apart.")
-    ] = 0,
+        int | None, typer.Option("--average-every-tokens", metavar="N", help="or tokens apart; 0.")
+    ] = None,
     tokens_per_step: Annotated[
         int, typer.Option("--tokens-per-step", metavar="N", help="0: as checkpoints tell.")
     ] = 0,
@@ -168,26 +170,26 @@ def prune(
     region: Region = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell which checkpoints no rule keeps and what never became one; delete them with --yes."""
-    from checkpointing.retention import RetentionPolicy
-    from orchestrator.pruning import carry_out, plan
+    """Tell which checkpoints no rule keeps and what never became one; delete them with --yes.
+
+    The rules are those of RUN's [checkpoint.keep], or the defaults above, but for those given here.
+    """
+    from orchestrator.pruning import carry_out, plan, rules
     from orchestrator.views.checkpoint_tables import pruning_view
 
-    for option, hours in (("--ages-h", ages_h), ("--orphans-h", orphans_h)):
+    for option, hours in (("--ages-h", ages_h or 0.0), ("--orphans-h", orphans_h)):
         if not (math.isfinite(hours) and hours >= 0):
             raise ConfigError(f"{option}: {hours:g}: give 0 or more hours")
-    try:
-        policy = RetentionPolicy(
-            keep_last=keep_last,
-            every_steps=every_steps,
-            ages_s=ages_h * 3600,
-            average_last=average_last,
-            average_every_steps=average_steps,
-            average_every_tokens=average_tokens,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     target = _target(run, url, name, endpoint, region)
+    policy = rules(
+        target,
+        keep_last=keep_last,
+        every_steps=every_steps,
+        ages_s=None if ages_h is None else ages_h * 3600,
+        average_last=average_last,
+        average_every_steps=average_steps,
+        average_every_tokens=average_tokens,
+    )
     older_than_s = orphans_h * 3600 if orphans_h else None
     body, swept = plan(
         target, policy, tokens_per_step=tokens_per_step, orphans_older_than_s=older_than_s

@@ -115,6 +115,7 @@ class RunConfig(Section):
             prior_per_1000_node_days=self.checkpoint.prior_faults_per_1000_node_days,
             peers=self.checkpoint.peer_interval_steps > 0,
             fetch_timeout_s=times.fetch_s,
+            watches=self.checkpoint.watch is not None,
         )
 
 

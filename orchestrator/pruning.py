@@ -1,6 +1,7 @@
 """What `everstep checkpoints prune` finds, and deletes when it is told to."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from checkpointing import keys
@@ -9,6 +10,20 @@ from checkpointing.resolver import CommitInfo
 from checkpointing.retention import RetentionPolicy, Verdict
 from checkpointing.sweep import SweepPlan, find_orphans, sweep
 from orchestrator.catalogue import Target, in_use, told
+from orchestrator.errors import ConfigError
+
+
+def rules(target: Target, **given: float | None) -> RetentionPolicy:
+    """Return the run's own rules, or the defaults, but for what is given.
+
+    Raises:
+        ConfigError: What is given is none of a rule.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    try:
+        return replace(target.kept or RetentionPolicy(), **said)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def plan(

@@ -7,6 +7,7 @@ arguments, 130 interrupted.
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,7 @@ def main() -> int:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (out / "demo.txt").write_text("Made by python -m deploy.demo; may be removed.\n", "utf-8")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what it started, too
     try:
         return demo(options, out)
     except (DemoError, ServerError) as error:

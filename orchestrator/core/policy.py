@@ -29,6 +29,7 @@ class Policy:
         prior_per_1000_node_days: Expected faults before any were seen.
         peers: Whether nodes keep copies of each other's memory.
         fetch_timeout_s: Longest time for bringing such copies back before ranks start.
+        watches: Whether each node keeps the folders that the job writes by itself.
     """
 
     launch_timeout_s: float = 120.0
@@ -50,3 +51,4 @@ class Policy:
     prior_per_1000_node_days: float = 24.0
     peers: bool = False
     fetch_timeout_s: float = 600.0
+    watches: bool = False

@@ -85,7 +85,7 @@ def verified_view(body: dict[str, Any]) -> RenderableType:
     """Render `verify`."""
     parts: list[RenderableType] = []
     for row in body["checkpoints"]:
-        read = f"{size(row['nbytes'])} read, {count(row['tensors'], 'tensor or piece')} checked"
+        read = f"{size(row['nbytes'])} read, {count(row['tensors'], 'piece')} checked"
         of = "" if row["attempt"] is None else f" of attempt {row['attempt']}"
         head = f"step {row['step']}{of}: "
         if not row["problems"]:

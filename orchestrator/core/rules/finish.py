@@ -17,13 +17,15 @@ def finished(state: State, now: float, policy: Policy) -> Decision | None:
         return wait(state, "finished", "all ranks finished; waiting for the last upload")
     reason = f"all {attempt.world} ranks finished"
     if state.run and state.run.checkpoints:
-        reason += f"; {_kept(state, attempt)}"
+        reason += f"; {_kept(state, attempt, policy)}"
     action = Finish(outcome=Outcome.FINISHED)
     return make(state, "finished", action, reason, (attempt.ordered_seq,), 1)
 
 
-def _kept(state: State, attempt: Attempt) -> str:
+def _kept(state: State, attempt: Attempt, policy: Policy) -> str:
     """Say what of the run's end is in the store."""
+    if not state.commits and policy.watches:
+        return "what its own folders came to is in the agents' logs (checkpoint.watch)"
     if not state.commits:
         return "NOTHING WAS SAVED: call ck.finish(...) behind the loop"
     newest = state.commits[0][0]

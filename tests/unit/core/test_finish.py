@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.actions import Finish, Outcome, Wait
-from tests.unit.core.story import Story
+from tests.unit.core.story import Story, policy
 
 FINISHED = Finish(outcome=Outcome.FINISHED)
 
@@ -96,3 +96,10 @@ def test_the_end_that_a_script_did_not_save_is_named() -> None:
     assert "7 STEPS AFTER IT WERE NOT SAVED" in reason
     unsaved = Story().running(step=20).exits(0, 1, 2, 3).decides_one().reason
     assert "NOTHING WAS SAVED" in unsaved
+
+
+def test_a_run_whose_own_folders_are_kept_is_not_said_to_have_saved_nothing() -> None:
+    story = Story(policy=policy(watches=True)).running(step=20).exits(0, 1, 2, 3)
+    reason = story.decides_one().reason
+    assert "SAVED" not in reason
+    assert "checkpoint.watch" in reason

@@ -305,3 +305,25 @@ def test_what_cannot_be_exported_is_one_line(
     (tmp_path / "file").touch()
     code, _, err = moe("export", "--to", "file/out")
     assert (code, err.count("\n")) == (ExitCode.PRECONDITION, 1)
+
+
+def test_pruning_follows_the_runs_own_rules_but_for_what_is_given(
+    call: Call, store: DirectoryStore, tmp_path: Path
+) -> None:
+    for step in (10, 20, 30, 40, 50, 60):
+        save(store, "moe", step)
+    toml = tmp_path / "moe.toml"
+    toml.write_text(
+        f'[run]\nname = "moe"\n[job]\ncommand = ["true"]\n'
+        f'[checkpoint]\nstore = "{(tmp_path / "store").as_uri()}"\n'
+        "[checkpoint.keep]\nlast = 2\nages_s = 0\nevery_steps = 20\n",
+        encoding="utf-8",
+    )
+
+    def left(*words: str) -> list[int]:
+        body = as_json(call("prune", str(toml), *words, "--json"))
+        return [row["step"] for row in body["keep"]]
+
+    assert left() == [60, 50, 40, 20, 10]
+    assert left("--keep-every", "0") == [60, 50]
+    assert left("--keep-last", "3") == [60, 50, 40, 20, 10]
