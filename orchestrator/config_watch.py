@@ -33,6 +33,8 @@ class WatchSection(Section):
             raise ValueError('finished = "marker" and the key marker go together')
         if self.marker.startswith("/") or re.search(r"(^|/)\.\.(/|$)", self.marker):
             raise ValueError("marker is a path inside of the folder")
+        if "\0" in self.pattern + self.marker:
+            raise ValueError("pattern and marker: no name holds a NUL character; remove it")
         if "/" in self.pattern or self.pattern.startswith("."):
             raise ValueError("pattern is for names directly in dir, none of them hidden")
         return self

@@ -73,6 +73,8 @@ MISTAKES = [
     (LEAST + "[checkpoint]\nmax_bytes_per_s = 0", "checkpoint.max_bytes_per_s", "to 1"),
     (LEAST + "[checkpoint]\nmax_bytes_per_s = inf", "checkpoint.max_bytes_per_s", "less than"),
     (LEAST + '[checkpoint]\ndisk_dir = "d"', "checkpoint", "absolute"),
+    (LEAST + '[checkpoint]\ndisk_dir = "/d\\u0000"', "checkpoint", "NUL"),
+    (LEAST + '[nodes]\nmemory_dir = "/d\\u0000"', "nodes", "NUL"),
     (LEAST + "[checkpoint]\ndisk_interval_steps = 9", "checkpoint", "needs disk_dir"),
     (LEAST + "[checkpoint]\npeer_interval_steps = -1", "checkpoint.peer_interval_steps", "to 0"),
     (
