@@ -81,5 +81,5 @@ def choose(connection: Connection) -> DataPlane:
     try:
         from checkpointing.store.awscrt_plane import AwscrtPlane
     except ImportError as error:
-        raise StoreError(f"{VARIABLE}={name}: {error}; install 'boto3[crt]'") from error
+        raise StoreError(f"{VARIABLE}={name}: {error}; install awscrt 0.38.1 or newer") from error
     return AwscrtPlane(connection)
