@@ -24,7 +24,8 @@ from tests.integration.devclusters import (
 from tests.integration.slurm_nodes import WatchedRun, all_ranks_started
 from tests.integration.traces import traces
 
-pytestmark = [*MARKS, pytest.mark.timeout(170)]
+# Long: Slurm may requeue the supervisor's job once more, and then holds it for two minutes.
+pytestmark = [*MARKS, pytest.mark.timeout(400)]
 
 SUPERVISOR = "-supervisor"
 
