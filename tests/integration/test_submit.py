@@ -157,8 +157,8 @@ def test_a_supervisor_that_is_cut_off_is_deposed_and_ended(make: Make) -> None:
     run.cluster.do("partition", "node1")
     run.goes_on_elsewhere()
     assert run.holder.split(":")[0] in ("node2", "node3")
-    run.cluster.do("heal", "node1")
     run.until_over()
+    run.cluster.do("heal", "node1")
     assert run.state.outcome is Outcome.FINISHED
     assert not replay(run.records).differences
     epochs = run.epochs_as_written()
