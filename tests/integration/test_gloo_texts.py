@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from monitors.attribution import judge
 from monitors.faults import Evidence, EvidenceKind, FaultKind, Verdict
 from monitors.logs.scan import Scanner
+from tests.ports import held_port
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -32,9 +32,11 @@ for step in range(10_000):
 
 
 def outcome(how: str, tmp_path: Path) -> Verdict:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with held_port() as port:
+        return outcome_at(port, how, tmp_path)
+
+
+def outcome_at(port: int, how: str, tmp_path: Path) -> Verdict:
     ranks = []
     for rank in range(2):
         env = {

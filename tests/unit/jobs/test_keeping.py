@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from checkpointing.commit import UploadRecord, commit
 from checkpointing.content import content_sha256
 from checkpointing.stage.arena import peek
 from checkpointing.store.base import StoreConfig, open_store
+from tests.ports import held_port
 
 pytestmark = pytest.mark.torch
 
@@ -59,9 +59,7 @@ def slot_view(path, control):
 def run_attempt(folder, *, attempt=1, restore=None, world=2, **control):
     """Run all ranks of one attempt; return the last heartbeat of each."""
     folder.mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with ExitStack() as stack:
+    with held_port() as port, ExitStack() as stack:
         asked = slot.Control(interval_steps=100, **control)
         views = [
             stack.enter_context(slot_view(folder / f"slot-{rank}", asked)) for rank in range(world)

@@ -1,9 +1,9 @@
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from jobs.errors import NonFiniteLoss, UsageError
 from jobs.train import NoKeeper, train
+from tests.ports import held_port
 from tests.unit.jobs.small_runs import STEPS, FolderKeeper, build, load, save
 
 pytestmark = pytest.mark.torch
@@ -34,20 +35,18 @@ class Silent:
 
 def run_ranks(size, folder, output):
     """Run `size` gloo processes of small_runs and return final.json."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     base = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-    base |= {"MASTER_PORT": str(port), "EVERSTEP_OUTPUT": str(output), "OMP_NUM_THREADS": "1"}
+    base |= {"EVERSTEP_OUTPUT": str(output), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.unit.jobs.small_runs", str(folder)]
-    ranks = [
-        subprocess.Popen(command, cwd=ROOT, env={**base, "RANK": str(r), "LOCAL_RANK": str(r)})
-        for r in range(size)
-    ]
-    try:
-        assert [rank.wait(timeout=100) for rank in ranks] == [0] * size
-    finally:
+    with held_port() as port, ExitStack() as stack:
+        base["MASTER_PORT"] = str(port)
+        ranks = [
+            subprocess.Popen(command, cwd=ROOT, env={**base, "RANK": str(r), "LOCAL_RANK": str(r)})
+            for r in range(size)
+        ]
         for rank in ranks:
-            rank.kill()
+            stack.callback(rank.kill)
+        assert [rank.wait(timeout=100) for rank in ranks] == [0] * size
     return json.loads((output / "final.json").read_text())
 
 

@@ -2,13 +2,15 @@
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from tests.ports import held_port
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp"])
@@ -26,9 +28,8 @@ class Ranks:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        self._stack = ExitStack()
+        port = self._stack.enter_context(held_port())
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world):
@@ -77,6 +78,7 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.join(10)
+        self._stack.close()
 
 
 def _serve(pipe: Connection, rank: int, world: int, port: int) -> None:
