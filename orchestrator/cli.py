@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator import cli_submit
+from orchestrator import cli_output, cli_submit
 from orchestrator.cli_checkpoints import checkpoints_app
 from orchestrator.cli_nodes import nodes_app
 from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
 from orchestrator.exit_codes import MEANING, OUTCOME_CODE, ExitCode
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from orchestrator.core.record import Record
     from orchestrator.core.state import State
     from orchestrator.views.history import History
@@ -86,7 +84,7 @@ def run(
     from orchestrator.views.live import LiveView, PlainView
 
     wait = partial(cli_submit.say_standing_by, config) if standby else None
-    console = _console(stderr=as_json)
+    console = cli_output.console(stderr=as_json)
     view: LiveView | PlainView
     if plain or as_json or not console.is_terminal:
         view = PlainView(lambda text: typer.echo(text, err=as_json))
@@ -145,7 +143,7 @@ def check(
         ],
         "config": _without_values(checked.config.model_dump(mode="json")),
     }
-    _show(body, check_view, as_json)
+    cli_output.show(body, check_view, as_json)
 
 
 @app.command()
@@ -158,7 +156,7 @@ def status(run_: RunArgument, as_json: AsJson = False) -> None:
     state, history, _ = _load(run_dir)
     now = state.at if state.over else max(time.time(), state.at)
     body = make_status(state, history, now, _supervisor(run_dir))
-    _show(body, status_view, as_json)
+    cli_output.show(body, status_view, as_json)
 
 
 @app.command()
@@ -182,7 +180,7 @@ def why(
         wanted = f"--seq {seq}" if seq is not None else f"--incident {incident}"
         raise ConfigError(f"{wanted}: no such decision; see `everstep events {run_}`")
     body = explaining.explain(state, records, record) if record else explaining.idle(state)
-    _show(body, why_view, as_json)
+    cli_output.show(body, why_view, as_json)
 
 
 @app.command()
@@ -225,7 +223,7 @@ def replay(run_: RunArgument, as_json: AsJson = False) -> None:
 
     _, _, records = _load(_find(run_))
     result = replaying.replay(records)
-    _show(replaying.as_json(result), replay_view, as_json)
+    cli_output.show(replaying.as_json(result), replay_view, as_json)
     if result.differences:
         raise typer.Exit(int(ExitCode.DIFFERENT))
 
@@ -258,7 +256,9 @@ def report(
     written[0].write_text(render_html(made), encoding="utf-8")
     if png:
         written += _draw(made, folder / "report.png")
-    _show({**reporting.as_json(made), "files": [str(p) for p in written]}, report_view, as_json)
+    cli_output.show(
+        {**reporting.as_json(made), "files": [str(p) for p in written]}, report_view, as_json
+    )
     if not as_json:
         typer.echo("\nwritten: " + ", ".join(str(path) for path in written))
 
@@ -378,24 +378,9 @@ def _summary(run_dir: Path, as_json: bool) -> None:
 
     _, _, records = _load(run_dir)
     made = reporting.build(records, read_losses(run_dir / "output" / "metrics.jsonl"))
-    _show(reporting.as_json(made), report_view, as_json)
+    cli_output.show(reporting.as_json(made), report_view, as_json)
     if made.status["outcome"] == "failed":
         typer.echo(f"everstep: failed: {made.status['outcome_reason']}", err=True)
-
-
-def _show(body: dict[str, Any], view: "Any", as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(body, indent=2, allow_nan=False))
-        return
-    rendered: RenderableType = view(body)
-    _console().print(rendered)
-
-
-def _console(stderr: bool = False) -> "Console":
-    from rich.console import Console
-
-    # No markup and no highlighting: text of runs is shown as it is.
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,17 @@
 A run is given as everywhere, or without its directory by `--store URL --run NAME`.
 """
 
-import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from orchestrator import cli_output
 from orchestrator.errors import CheckpointDamaged, ConfigError
 from orchestrator.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
-
     from orchestrator.catalogue import Target
 
 checkpoints_app = typer.Typer(
@@ -61,7 +57,7 @@ def list_checkpoints(
     from orchestrator.views.checkpoint_tables import listing_view
 
     _at_least("--last", last, 1)
-    _show(listing(_target(run, url, name, endpoint, region), last), listing_view, as_json)
+    cli_output.show(listing(_target(run, url, name, endpoint, region), last), listing_view, as_json)
 
 
 @checkpoints_app.command()
@@ -80,7 +76,7 @@ def show(
     from orchestrator.views.checkpoint_tables import description_view
 
     target = _target(run, url, name, endpoint, region, average)
-    _show(description(target, pick(target, step)), description_view, as_json)
+    cli_output.show(description(target, pick(target, step)), description_view, as_json)
 
 
 @checkpoints_app.command()
@@ -106,7 +102,7 @@ def verify(
         raise ConfigError("--all: give either --all or --step")
     target = _target(run, url, name, endpoint, region, average)
     body = check_all(target, step, everything=everything, quarantines=quarantine)
-    _show(body, verified_view, as_json)
+    cli_output.show(body, verified_view, as_json)
     if damaged := [c for c in body["checkpoints"] if c["problems"]]:
         raise CheckpointDamaged(f"{target.run}: {len(damaged)} damaged, named above")
 
@@ -130,7 +126,7 @@ def diff(
     from orchestrator.views.checkpoint_tables import differences_view
 
     body = differences(_target(run, url, name, endpoint, region), steps, subtree)
-    _show(body, differences_view, as_json)
+    cli_output.show(body, differences_view, as_json)
     if body["tensors"] or body["values"]:
         raise typer.Exit(int(ExitCode.DIFFERENT))
 
@@ -196,7 +192,7 @@ def prune(
     )
     if yes:
         body = carry_out(target, body, swept)
-    _show(body, pruning_view, as_json)
+    cli_output.show(body, pruning_view, as_json)
 
 
 @checkpoints_app.command()
@@ -236,7 +232,7 @@ def export(
     body = exported(
         target, step, to, form=form, subtree=subtree, strip=strip, shard_bytes=int(shard_gb * 1e9)
     )
-    _show(body, exported_view, as_json)
+    cli_output.show(body, exported_view, as_json)
 
 
 @checkpoints_app.command()
@@ -266,7 +262,7 @@ def average(
     _at_least("--last", last, 1)
     target = _target(run, url, name, endpoint, region)
     body = averaged(target, last, label, dtype=dtype, subtree=subtree, scratch=scratch)
-    _show(body, averaged_view, as_json)
+    cli_output.show(body, averaged_view, as_json)
 
 
 def _target(
@@ -286,15 +282,3 @@ def _target(
 def _at_least(option: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{option}: {value}: give at least {least}")
-
-
-def _show(
-    body: dict[str, Any], view: "Callable[[dict[str, Any]], RenderableType]", as_json: bool
-) -> None:
-    if as_json:
-        typer.echo(json.dumps(body, indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
-    # No markup and no highlighting: names of tensors are shown as they are.
-    Console(markup=False, highlight=False, emoji=False).print(view(body))

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator import cli_output
 from orchestrator.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import RenderableType
+    from collections.abc import Sequence
 
     from orchestrator.core.ledger import Entry
     from orchestrator.core.policy import Policy
@@ -46,7 +45,7 @@ def list_nodes(where: Where = RUNS, as_json: AsJson = False) -> None:
 
     ledger, policy = _find(where)
     body = overview(ledger.entries(), time.time(), policy)
-    _show({**_about(ledger), **body}, nodes_view, as_json)
+    cli_output.show({**_about(ledger), **body}, nodes_view, as_json)
 
 
 @nodes_app.command()
@@ -59,7 +58,7 @@ def why(node: NodeArgument, where: Where = RUNS, as_json: AsJson = False) -> Non
     entries = ledger.entries()
     _known(node, entries, ledger)
     body = told(entries, node, time.time())
-    _show({**_about(ledger), **body}, node_view, as_json)
+    cli_output.show({**_about(ledger), **body}, node_view, as_json)
 
 
 @nodes_app.command()
@@ -168,15 +167,3 @@ def _tell(node: str, ledger: "Ledger", as_json: bool, then: str) -> None:
         typer.echo(json.dumps({**_about(ledger), **body}, indent=2, allow_nan=False))
         return
     typer.echo(f"{node}: {state_words(body)}; {then}")
-
-
-def _show(
-    body: dict[str, Any], view: "Callable[[dict[str, Any]], RenderableType]", as_json: bool
-) -> None:
-    if as_json:
-        typer.echo(json.dumps(body, indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
-    # No markup and no highlighting: what runs and people wrote is shown as it is.
-    Console(markup=False, highlight=False, emoji=False).print(view(body))
