@@ -1,5 +1,6 @@
 """What the processes beside the ranks share: one per folder, reports as lines, an end when told."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from checkpointing.durable import write_all
 
 _POLL_S: Final = 0.03
 _LOCK_S: Final = 15.0
@@ -39,8 +42,7 @@ def emit(event: Mapping[str, Any]) -> bool:
     line = json.dumps(event).encode() + b"\n"
     with _emit_lock:
         try:
-            while line:
-                line = line[os.write(1, line) :]
+            write_all(1, line)
         except OSError:
             return False
     return True
@@ -50,3 +52,19 @@ def fail(who: str, code: int, message: str) -> int:
     """Say on standard error why this process ends, and return its exit code."""
     sys.stderr.write(f"{who}: {message}\n")
     return code
+
+
+def until_eof(stop: threading.Event) -> None:
+    """Wait for the end of standard input, which is the word to leave."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    stop.set()
+
+
+def positive(text: str) -> float:
+    """Read an argument that is a number above 0; raises ValueError for any other."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number

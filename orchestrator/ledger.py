@@ -20,9 +20,9 @@ from pathlib import Path
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
+from checkpointing.durable import fsync_folder, write_all
 from orchestrator.core.codec import decode, encode
 from orchestrator.core.ledger import Entry, NodeIncident
-from orchestrator.durable import fsync_folder, write_all
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.sealed_line import seal, unseal
 

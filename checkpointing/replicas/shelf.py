@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from checkpointing.checksum import crc64
+from checkpointing.durable import fsync_folder
 from checkpointing.errors import ArenaInvalid, CheckpointingError, ReplicaError
 from checkpointing.replicas.replica import Name, Offer, outdated
 from checkpointing.replicas.room import Room, Share
@@ -108,7 +109,7 @@ class Shelf:
                     os.fsync(file.fileno())
             path.replace(self._folder / offer.name.file)
             if self._durable:
-                _sync(self._folder)
+                fsync_folder(self._folder)
             with self._lock:
                 self._held[offer.name] = offer
                 self._tidy()
@@ -161,11 +162,3 @@ def _read(path: Path) -> Offer | None:
     with suppress(OSError):
         path.unlink()
     return None
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

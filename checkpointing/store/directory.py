@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from checkpointing import checksum
+from checkpointing.durable import fsync_folder
 from checkpointing.errors import (
     ConditionalPutUnsupported,
     ObjectConflict,
@@ -176,7 +177,7 @@ class DirectoryStore:
                 return temporary.exists() and temporary.stat().st_nlink > 1
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync_folder(path.parent)
+            fsync_folder(path.parent)
         return True
 
     def _sweep(self, key: str) -> None:
@@ -230,15 +231,7 @@ def _make_folders(folder: Path, root: Path) -> None:
         folder = folder.parent
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_folder(path.parent)
 
 
 def _crc_of_file(path: Path) -> int:

@@ -9,7 +9,6 @@ that to all processes of a node when its time is over, before the last snapshot 
 """
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from checkpointing.companion import emit, fail, lock_for_one
+from checkpointing.companion import emit, fail, lock_for_one, positive, until_eof
 from checkpointing.errors import StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from checkpointing.store.budget import Budget
@@ -41,7 +40,7 @@ def main() -> int:
     stop = threading.Event()
     if options.until_eof:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        threading.Thread(target=_until_eof, args=(stop,), daemon=True).start()
+        threading.Thread(target=until_eof, args=(stop,), daemon=True).start()
     else:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
@@ -86,27 +85,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument(
         "--max-bytes-per-s",
-        type=_positive,
+        type=positive,
         help="send no faster, whatever the store takes and its configuration allows",
     )
     parser.add_argument(
         "--until-eof", action="store_true", help="ignore SIGTERM; end when standard input ends"
     )
     return parser.parse_args()
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError(text)
-    return number
-
-
-def _until_eof(stop: threading.Event) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(0, 1024):
-            pass
-    stop.set()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from checkpointing.companion import emit, fail
+from checkpointing.companion import emit, fail, positive, until_eof
 from checkpointing.errors import CheckpointingError, StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, check_key, open_store
 from checkpointing.store.budget import Budget
@@ -70,7 +70,7 @@ def _watch(store: ObjectStore, rules: Rules, options: argparse.Namespace) -> int
     stop, over, parent = threading.Event(), threading.Event(), os.getppid()
     if options.until_eof:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        threading.Thread(target=_until_eof, args=(stop,), daemon=True).start()
+        threading.Thread(target=until_eof, args=(stop,), daemon=True).start()
     else:
         signal.signal(signal.SIGTERM, lambda *_: (over if stop.is_set() else stop).set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C of the terminal is for the agent
@@ -117,7 +117,7 @@ def _options() -> argparse.Namespace:
     add("--pattern", help="names of the checkpoints, as 'checkpoint-*'")
     add("--finished", choices=("quiet", "marker", "rename"), default="quiet")
     add("--marker", default="", help="of --finished marker: path of the file in the folder")
-    add("--quiet-s", type=_positive, default=60.0, help="of --finished quiet")
+    add("--quiet-s", type=positive, default=60.0, help="of --finished quiet")
     add("--delete", action="store_true", help="delete what was committed")
     add("--keep", type=int, default=1, help="but never the newest so many")
     add("--shared", action="store_true", help="all nodes see the same directory")
@@ -125,10 +125,10 @@ def _options() -> argparse.Namespace:
     add("--node", default=node, help="name of this node")
     add("--nodes", type=int, default=1, help="nodes that write their own parts of each folder")
     add("--attempts", type=Path, help="file with the attempts of the run, from whoever starts them")
-    add("--max-bytes-per-s", type=_positive, help="send no faster")
+    add("--max-bytes-per-s", type=positive, help="send no faster")
     add("--budget", type=Path, help="file that shares this limit with others of the node")
-    add("--poll-s", type=_positive, default=2.0)
-    add("--drain-s", type=_positive, default=600.0, help="time for the last ones at the end")
+    add("--poll-s", type=positive, default=2.0)
+    add("--drain-s", type=positive, default=600.0, help="time for the last ones at the end")
     add("--once", action="store_true", help="leave when all that is finished was committed")
     add("--until-eof", action="store_true", help="ignore SIGTERM; end when standard input ends")
     add("--json", action="store_true", help="of ls: one JSON array")
@@ -172,22 +172,6 @@ def _rules(options: argparse.Namespace) -> Rules:
         nodes=options.nodes,
         attempts=options.attempts,
     )
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError(text)
-    return number
-
-
-def _until_eof(stop: threading.Event) -> None:
-    try:
-        while os.read(0, 1024):
-            pass
-    except OSError:
-        pass
-    stop.set()
 
 
 def _end_after(stop: threading.Event, over: threading.Event, drain_s: float) -> None:

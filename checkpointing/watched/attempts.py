@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from checkpointing.durable import write_all
+
 _MOST_BYTES: Final = 16 << 20
 
 
@@ -26,11 +28,9 @@ class Attempt:
 def note(path: Path, number: int, nodes: int) -> None:
     """Append that an attempt begins now; called before any of its ranks runs; raises OSError."""
     line = json.dumps({"attempt": number, "nodes": nodes, "began_ns": time.time_ns()})
-    left = f"\n{line}\n".encode()  # what is before it may be a torn line
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        while left:
-            left = left[os.write(descriptor, left) :]
+        write_all(descriptor, f"\n{line}\n".encode())  # what is before it may be a torn line
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

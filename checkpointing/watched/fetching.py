@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from checkpointing.checksum import combine, crc64
+from checkpointing.durable import fsync_folder
 from checkpointing.errors import RestoreFailed
 from checkpointing.store.base import ObjectStore
 from checkpointing.watched import names
@@ -59,7 +60,7 @@ def fetch(
         if os.path.lexists(target):  # a rename would replace a file, and an empty folder
             raise FileExistsError(f"{target}: exists")
         whole.rename(target)
-        _sync(directory)
+        fsync_folder(directory)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return target
@@ -187,12 +188,4 @@ def _finish_folder(place: Path, parts: Sequence[Part]) -> None:
                 path.symlink_to(to)
     place.chmod(0o755)
     for base, _, _ in os.walk(place):
-        _sync(Path(base))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_folder(Path(base))

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from checkpointing.durable import fsync_folder, write_all
 from orchestrator.core.codec import CodecError, decode_record, encode
 from orchestrator.core.fold import fold
 from orchestrator.core.record import Record
 from orchestrator.core.state import State
-from orchestrator.durable import fsync_folder, write_all
 from orchestrator.errors import JournalCorrupt, NotFound
 from orchestrator.sealed_line import MARK, seal, unseal
 
