@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.agent.lifeline import start_as_uploader
+from orchestrator.agent.lifeline import start_as_companion
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class KeptProcess:
             stdin=asyncio.subprocess.PIPE,  # its end is the word to leave
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=start_as_uploader,
+            preexec_fn=start_as_companion,
             limit=LONGEST_LINE,
         )
         assert self._process.stdout is not None

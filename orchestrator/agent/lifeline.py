@@ -32,7 +32,7 @@ def start_as_rank() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def start_as_uploader() -> None:
+def start_as_companion() -> None:
     """As `start_as_rank`, and deaf to SIGTERM too: it ends when its agent says so."""
     start_as_rank()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

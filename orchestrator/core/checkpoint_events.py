@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from orchestrator.core.saves import SaveCost, ShardCost
 
+PEER, DISK = "peer", "disk"  # the tiers of a `Replica`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueRead:

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from orchestrator.core.actions import Decision
 from orchestrator.core.checkpoint_events import (
+    DISK,
+    PEER,
     CatalogueRead,
     CatalogueUnknown,
     CheckpointCommitted,
@@ -26,6 +28,8 @@ from orchestrator.core.checkpoint_events import (
 from orchestrator.core.policy import Policy
 
 __all__ = [
+    "DISK",
+    "PEER",
     "ActionDone",
     "AgentJoined",
     "AgentLost",
@@ -112,9 +116,6 @@ class OperatorSaid:
     """A person asked for `stop` or `snapshot`."""
 
     what: str
-
-
-PEER, DISK = "peer", "disk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from orchestrator.config import RunConfig
 from orchestrator.core.events import AgentLost, Ending, Event, JobObserved, NodeLeaving
 from orchestrator.core.node import Allocation as Known
 from orchestrator.core.state import State
-from orchestrator.launch.launcher import Allocation
+from orchestrator.launch.launcher import Allocation, AllocationSpec
 
 
 def changes(
@@ -65,3 +66,14 @@ def _word(seen: Allocation) -> str:
     if seen.held:
         return "held"
     return "queued" if seen.queued else "running"
+
+
+def spec_of(config: RunConfig) -> AllocationSpec:
+    """What all allocations of a run have in common; key and nodes are those of a decision."""
+    return AllocationSpec(
+        key="",
+        name=config.run.name,
+        nodes=config.nodes.count + config.nodes.spares,
+        gpus_per_node=config.nodes.gpus_per_node,
+        run_dir=config.run_dir,
+    )

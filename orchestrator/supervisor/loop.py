@@ -18,9 +18,10 @@ from orchestrator.core.record import Origin, Record
 from orchestrator.core.state import State
 from orchestrator.durable import write_json
 from orchestrator.errors import PreconditionError
-from orchestrator.launch.launcher import AllocationSpec, Launcher
+from orchestrator.launch.launcher import Launcher
 from orchestrator.ledger import FILE_NAME, Ledger
 from orchestrator.supervisor import judge
+from orchestrator.supervisor.allocations import spec_of
 from orchestrator.supervisor.costs import SaveCosts
 from orchestrator.supervisor.execute import GOODBYE_S, Context, Executor
 from orchestrator.supervisor.inbound import Inbound, is_repeated, live_attempt_of, strangers
@@ -94,7 +95,7 @@ class Supervisor:
             cost_of=lambda key: self._costs.of(key, self.state, self._now()),
         )
         self._executor = Executor(
-            self.sessions, launcher, store, ledger, _spec_of(config), context, _goodbye_s(config)
+            self.sessions, launcher, store, ledger, spec_of(config), context, _goodbye_s(config)
         )
 
     def emit(self, event: Event) -> None:
@@ -395,14 +396,3 @@ def _goodbye_s(config: RunConfig) -> float:
     """Return how long agents may take to leave: the last folder that they watch has to be sent."""
     watches = config.checkpoint.watch is not None
     return GOODBYE_S + (config.timeouts.final_upload_s if watches else 0.0)
-
-
-def _spec_of(config: RunConfig) -> AllocationSpec:
-    """What all allocations of a run have in common; key and nodes are those of a decision."""
-    return AllocationSpec(
-        key="",
-        name=config.run.name,
-        nodes=config.nodes.count + config.nodes.spares,
-        gpus_per_node=config.nodes.gpus_per_node,
-        run_dir=config.run_dir,
-    )
