@@ -106,6 +106,8 @@ class Office:
 
     @asynccontextmanager
     async def agent(self, node: str = "node0", **hello: Any) -> AsyncIterator["Words"]:
+        """Connect once there is an allocation: no agent runs before."""
+        await until(lambda: self.launcher.allocations() > 0)
         headers = {"Authorization": "Bearer secret"}
         url = f"{self.supervisor.server.url}/agents"
         async with (
