@@ -122,13 +122,7 @@ def restore_from_store(
         manifest = _committed(store, run, point)
         if fresh_local and world != manifest.world:
             local = None
-        size_of = partial(_size_of, store)
-        saved = Saved(
-            skeleton=manifest.skeleton,
-            extents=Extents.of(manifest.tensors),
-            keys={shard.rank: shard.data_key for shard in manifest.shards},
-            size_of=size_of,
-        )
+        saved = _state_of(store, manifest)
         own = None if local is None else _own(store, manifest, rank, world)
         fill = partial(fill_from_arena_and_store, store, arena, (point, rank, world), crew)
         _restore((saved, own), (state, local), fill, crew)
@@ -138,6 +132,15 @@ def restore_from_store(
     except CheckpointingError as error:
         kind = CheckpointDamaged if isinstance(error, _DAMAGE) else RestoreFailed
         raise kind(f"step {point.step} of attempt {point.attempt}: {error}") from error
+
+
+def _state_of(store: ObjectStore, manifest: Manifest) -> Saved:
+    return Saved(
+        skeleton=manifest.skeleton,
+        extents=Extents.of(manifest.tensors),
+        keys={shard.rank: shard.data_key for shard in manifest.shards},
+        size_of=partial(_size_of, store),
+    )
 
 
 def _own(store: ObjectStore, manifest: Manifest, rank: int, world: int) -> Saved:
