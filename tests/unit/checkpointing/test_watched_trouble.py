@@ -184,3 +184,14 @@ def test_pieces_that_are_sent_are_remembered_no_longer_and_failures_are_noticed(
     sending._running[0].set_exception(StoreUnavailable("gone"))
     with pytest.raises(CheckpointingError, match="gone"):
         sending._buffer()
+
+
+def test_the_store_itself_is_not_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["watched", "--store", tmp_path.as_uri(), "--name", "run", "--pattern", "*", "--once"]
+    monkeypatch.setattr("sys.argv", [*words, "--delete", "--dir", str(tmp_path / "run")])
+    assert process.main() == 2
+    line = capsys.readouterr().err
+    assert line.startswith("watched: --dir: ")
+    assert "is inside of the store" in line
