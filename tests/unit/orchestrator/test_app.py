@@ -312,6 +312,17 @@ def test_an_ended_run_goes_on_in_a_new_journal_and_keeps_the_old_one(
         assert not (config.run_dir / "nodes").exists()
 
 
+def test_a_finished_run_goes_on_when_more_is_wanted_of_it(tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    read = ev.CatalogueRead(commits=((40, 3),))
+    path = story(config, read, *over(Outcome.FINISHED))
+    with pytest.raises(PreconditionError, match="--more"):
+        app.prepare(config)
+    state, _ = app.prepare(config, more=True)
+    assert (state.run, state.last_attempt) == (None, 3)
+    assert path.with_name("journal-0001.jsonl").exists()
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_attempts_are_counted_on_after_a_start_that_failed_before_its_first_record(
     tmp_path: Path, empty: bool
