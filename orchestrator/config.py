@@ -123,6 +123,7 @@ class RunConfig(Section):
             max_lost_work_s=self.checkpoint.max_lost_work_s,
             max_overhead=self.checkpoint.max_overhead,
             prior_per_1000_node_days=self.checkpoint.prior_faults_per_1000_node_days,
+            memory_interval_steps=self.checkpoint.memory_interval_steps or 0,
             peers=self.checkpoint.peer_interval_steps > 0,
             fetch_timeout_s=times.fetch_s,
             watches=self.checkpoint.watch is not None,
