@@ -57,9 +57,11 @@ def _are_copies(first: Extents, own: Extents, line: NDArray[np.intp], rank: int)
     """
     if len(line) != len(first) or (np.sort(line) != np.arange(len(first))).any():
         return False
-    for name in ("owner", "form", "crc64"):
+    for name in ("owner", "form", "crc64", "block_counts"):
         if (getattr(first, name)[line] != getattr(own, name)).any():
             return False
+    if own.blocks.size and (own.rows(np.argsort(line)).blocks != first.blocks).any():
+        return False
     return bool(((own.offset >= 0) == (own.owner == rank)).all())
 
 
@@ -86,7 +88,7 @@ def _replica(name: str, copies: list[tuple[int, Extent]], world: int) -> None:
         ("owner", [extent.owner for _, extent in copies]),
         ("dtype", [extent.dtype for _, extent in copies]),
         ("shape", [extent.shape for _, extent in copies]),
-        ("content", [extent.crc64 for _, extent in copies]),
+        ("content", [(extent.crc64, extent.blocks) for _, extent in copies]),
     ):
         agree(name, what, ranks, values)
     uploaded = [rank for rank, extent in copies if extent.offset >= 0]

@@ -6,7 +6,8 @@
     kind, form, place, owner, offset, crc64
              little-endian whole numbers of 1, 4, 4, 4, 8 and 8 bytes for each extent; -1 in `place`
              for what is no piece
-    blocks   8 bytes for each block that has a sum of its own, in the order of the extents
+    blocks   8 bytes for each block of a piece or of what is alike on all ranks, in the order of
+             the extents; of pieces alone in what was written before the third format
 
 What is read is checked by whole columns and allocates no more than the text that it comes from.
 """
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpointing import checked, dtypes
-from checkpointing.extents import KINDS, SHARD, Extents, Form, Place, block_counts
+from checkpointing.extents import KINDS, SHARD, Extents, Form, Place, counts_of_blocks
 
 _TYPES: Final = {
     "kind": "<u1",
@@ -36,7 +37,7 @@ _FIELDS: Final = frozenset({"names", "forms", "places", "blocks", *_TYPES})
 
 def to_json(extents: Extents) -> dict[str, Any]:
     """Return the stored form."""
-    extents = extents.with_own_tables()
+    extents = _of_known_blocks(extents).with_own_tables()
     return {
         "names": extents.names,
         "forms": [[form.dtype, list(form.shape), form.nbytes] for form in extents.forms],
@@ -44,6 +45,16 @@ def to_json(extents: Extents) -> dict[str, Any]:
         **{name: packed(getattr(extents, name), type_) for name, type_ in _TYPES.items()},
         "blocks": packed(extents.blocks, "<u8"),
     }
+
+
+def _of_known_blocks(extents: Extents) -> Extents:
+    """Return the same without sums of blocks of replicas, unless they are known of all of them."""
+    counts = counts_of_blocks(extents.kind, extents.nbytes)
+    if np.array_equal(counts, extents.block_counts):
+        return extents
+    is_kept = extents.kind == SHARD
+    blocks = extents.blocks[np.repeat(is_kept, extents.block_counts)]
+    return extents.with_columns(block_counts=np.where(is_kept, counts, 0), blocks=blocks)
 
 
 def packed(column: Any, type_: str) -> str:
@@ -79,8 +90,10 @@ def from_json(found: Any, what: str) -> Extents:
     _within(columns["offset"], -1, checked.MOST - 1, f"offset of {what}")
     _fit(columns, forms, places, what)
     nbytes = np.array([form.nbytes for form in forms], np.int64)[columns["form"]]
-    blocks = _blocks(found["blocks"], block_counts(columns["kind"], nbytes), what)
-    return Extents(names=names, blocks=blocks, forms=forms, places=places, **columns)
+    counts, blocks = _blocks(found["blocks"], columns["kind"], nbytes, what)
+    return Extents(
+        names=names, block_counts=counts, blocks=blocks, forms=forms, places=places, **columns
+    )
 
 
 def _column(text: object, type_: str, count: int, what: str) -> NDArray[Any]:
@@ -151,8 +164,21 @@ def _fit(
             )
 
 
-def _blocks(text: object, counts: NDArray[np.int64], what: str) -> NDArray[np.uint64]:
-    most = len(text) if type(text) is str else 0
-    if counts.size and int(counts.max()) > most:  # the sum of larger ones may not be a number
-        checked.refuse(f"{what}: too few sums of blocks")
-    return _column(text, "<u8", int(counts.sum()), f"blocks of {what}")
+def _blocks(
+    text: object, kind: NDArray[np.uint8], nbytes: NDArray[np.int64], what: str
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return how many sums of blocks each extent has, and the sums."""
+    length = len(text) if type(text) is str else 0
+    counts = counts_of_blocks(kind, nbytes)
+    if not _is_text_of(counts, length):  # before the third format: of pieces alone
+        counts = counts_of_blocks(kind, nbytes, (SHARD,))
+    if not _is_text_of(counts, length):
+        checked.refuse(f"{what}: too few or too many sums of blocks")
+    return counts, _column(text, "<u8", int(counts.sum()), f"blocks of {what}")
+
+
+def _is_text_of(counts: NDArray[np.int64], length: int) -> bool:
+    """Tell whether so many sums make a text of this length."""
+    if counts.size and int(counts.max()) > length:  # the sum of larger ones may not be a number
+        return False
+    return length_of_sums(int(counts.sum())) == length

@@ -1,6 +1,6 @@
 """The places of tensors, by the hundred thousand: columns in memory, an object when asked for."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, Self, overload
@@ -33,7 +33,8 @@ class Extent:
         crc64: CRC64NVME of the bytes.
         whole: Shape of the whole tensor that a `shard` is a piece of, () for other kinds.
         start: Where it begins in the whole, () for other kinds.
-        blocks: CRC64NVME of each `leaves.BLOCK` bytes of a larger one, for who reads a part.
+        blocks: CRC64NVME of each `leaves.BLOCK` bytes of a larger one, for who reads a part; ()
+            for a `local` one, and where they are not known.
     """
 
     name: str
@@ -86,7 +87,8 @@ class Extents(Sequence[Extent]):
         owner: As in `Extent`.
         offset: As in `Extent`.
         crc64: As in `Extent`.
-        blocks: Of all shards that have some, one after the other; empty while they are not known.
+        block_counts: How many sums of blocks each has, once they are known.
+        blocks: Those sums, one after the other; empty while they are not known.
         forms: The different ones.
         places: The different ones.
     """
@@ -98,6 +100,7 @@ class Extents(Sequence[Extent]):
     owner: NDArray[np.int32]
     offset: NDArray[np.int64]
     crc64: NDArray[np.uint64]
+    block_counts: NDArray[np.int64]
     blocks: NDArray[np.uint64]
     forms: list[Form]
     places: list[Place]
@@ -123,6 +126,7 @@ class Extents(Sequence[Extent]):
             owner=np.array([e.owner for e in rows], np.int32),
             offset=np.array([e.offset for e in rows], np.int64),
             crc64=np.array([e.crc64 for e in rows], np.uint64),
+            block_counts=np.array([len(e.blocks) for e in rows], np.int64),
             blocks=np.array([sum_ for e in rows for sum_ in e.blocks], np.uint64),
             forms=list(forms),
             places=list(places),
@@ -133,24 +137,16 @@ class Extents(Sequence[Extent]):
         """Length of each."""
         return np.array([form.nbytes for form in self.forms], np.int64)[self.form]
 
-    @property
-    def block_counts(self) -> NDArray[np.int64]:
-        """How many sums of blocks each has, once they are known."""
-        return block_counts(self.kind, self.nbytes)
-
     def rows(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Extents":
         """Return some of them, in this order."""
         if mask.dtype == np.bool_ and mask.all():
             return self
         numbers = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
-        names, blocks = self.names, self.blocks
+        names, counts, blocks = self.names, self.block_counts[numbers], self.blocks
         if blocks.size:
-            counts = self.block_counts
-            starts = np.cumsum(counts) - counts
-            taken = [
-                blocks[s : s + n] for s, n in zip(starts[numbers], counts[numbers], strict=True)
-            ]
-            blocks = np.concatenate(taken) if taken else blocks[:0]
+            starts = (np.cumsum(self.block_counts) - self.block_counts)[numbers]
+            before = np.cumsum(counts) - counts
+            blocks = blocks[np.repeat(starts - before, counts) + np.arange(counts.sum())]
         return self.with_columns(
             names=[names[n] for n in numbers.tolist()],
             kind=self.kind[numbers],
@@ -159,6 +155,7 @@ class Extents(Sequence[Extent]):
             owner=self.owner[numbers],
             offset=self.offset[numbers],
             crc64=self.crc64[numbers],
+            block_counts=counts,
             blocks=blocks,
         )
 
@@ -244,9 +241,14 @@ def _occurring(numbers: NDArray[np.int32], most: int) -> tuple[list[int], NDArra
     return np.flatnonzero(occurs).tolist(), fresh[numbers]
 
 
-def block_counts(kind: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many blocks of a sum of their own extents of these kinds and sizes have."""
-    is_large = (kind == SHARD) & (nbytes > leaf_bytes.BLOCK)
+def counts_of_blocks(
+    kind: NDArray[np.uint8], nbytes: NDArray[np.int64], kinds: Collection[int] = (REPLICA, SHARD)
+) -> NDArray[np.int64]:
+    """Return how many blocks extents of these kinds and sizes have, if it is one of `kinds`.
+
+    What is a rank's own is only ever read whole.
+    """
+    is_large = np.isin(kind, list(kinds)) & (nbytes > leaf_bytes.BLOCK)
     return np.where(is_large, -(-nbytes // leaf_bytes.BLOCK), 0)
 
 
@@ -270,7 +272,7 @@ def join(several: Sequence[Extents]) -> Extents:
     alike = shared(several)
     if not alike:
         return Extents.of(())
-    columns = ("kind", "form", "place", "owner", "offset", "crc64", "blocks")
+    columns = ("kind", "form", "place", "owner", "offset", "crc64", "block_counts", "blocks")
     return alike[0].with_columns(
         names=[name for one in alike for name in one.names],
         **{name: np.concatenate([getattr(one, name) for one in alike]) for name in columns},

@@ -1,6 +1,7 @@
 """Tensors and arrays as plain bytes. torch is used only when the state has torch tensors."""
 
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -144,21 +145,20 @@ def copy_and_sum(source: Bytes, out: Bytes, chunk: int = CHUNK) -> int:
     return crc
 
 
-def copy_out_in_blocks(leaf: Any, out: Bytes) -> tuple[int, tuple[int, ...]]:
-    """Copy as `copy_out` does; return the CRC64 and those of each `BLOCK` bytes.
+def sums_of(data: Bytes) -> tuple[int, tuple[int, ...]]:
+    """Return the CRC64 of bytes, and those of each `BLOCK` bytes when there are more.
 
-    Who restores a part of a piece can so verify what it reads without reading all of it.
+    Who restores a part of them can so verify what it reads without reading all.
     """
-    if out.nbytes <= BLOCK:
-        return copy_out(leaf, out), ()
-    source = bytes_of(leaf)
-    if source is None:
-        copy_out(leaf, out)
-        source = out
-    starts = range(0, out.nbytes, BLOCK)
-    blocks = [copy_and_sum(source[at : at + BLOCK], out[at : at + BLOCK]) for at in starts]
-    sizes = [min(BLOCK, out.nbytes - n * BLOCK) for n in range(len(blocks))]
-    return combine(zip(blocks, sizes, strict=True)), tuple(blocks)
+    blocks = [crc64(data[at : at + BLOCK].data) for at in range(0, data.nbytes, BLOCK)]
+    if len(blocks) < 2:
+        return (blocks or [0])[0], ()
+    return combined(blocks, data.nbytes), tuple(blocks)
+
+
+def combined(blocks: Sequence[int], nbytes: int) -> int:
+    """Return the CRC64 of bytes from those of their blocks."""
+    return combine((crc, min(BLOCK, nbytes - n * BLOCK)) for n, crc in enumerate(blocks))
 
 
 def crc_of(leaf: Any) -> int:

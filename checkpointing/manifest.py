@@ -1,7 +1,8 @@
 """The documents of a checkpoint: an index per rank, and the manifest, whose presence is the commit.
 
 Both are JSON with a CRC of their own content, so that a torn or altered one is known as such, and
-gzip when they are long. Those of the first format, with an object for each tensor, are read too.
+gzip when they are long. Those of the first format, with an object for each tensor, are read too,
+and those of the second, where replicated tensors have no sums of their blocks.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from checkpointing.skeletons import shorten
 from checkpointing.store.base import ObjectStore
 from checkpointing.tree import Node
 
-_INDEX: Final = ("everstep-index/2", "everstep-index/1")
-_MANIFEST: Final = ("everstep-manifest/2", "everstep-manifest/1")
+_INDEX: Final = ("everstep-index/3", "everstep-index/2", "everstep-index/1")
+_MANIFEST: Final = ("everstep-manifest/3", "everstep-manifest/2", "everstep-manifest/1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpointing import dtypes
-from checkpointing.checksum import crc64
-from checkpointing.leaves import Bytes
+from checkpointing.leaves import Bytes, sums_of
 from checkpointing.manifest import Manifest
 from checkpointing.plan import Extent
 from checkpointing.spool import Spool, spool
@@ -52,7 +51,9 @@ def write_means(
     for batch in batches((column[0] for column in columns), _BATCH):
         out = {t.name: held.room(place[t.name].offset, place[t.name].nbytes) for t in batch}
         _average_batch(store, manifests, [rows[t.name] for t in batch], place, out, scratch)
-        filled += [replace(place[name], crc64=crc64(room.data)) for name, room in out.items()]
+        for name, room in out.items():
+            crc, blocks = sums_of(room)
+            filled.append(replace(place[name], crc64=crc, blocks=blocks))
         start = place[batch[0].name].offset
         held.settle(start, filled[-1].offset + filled[-1].nbytes - start)
     return filled

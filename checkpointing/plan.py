@@ -19,6 +19,7 @@ from checkpointing.extents import (
     Extents,
     Form,
     Place,
+    counts_of_blocks,
     join,
 )
 from checkpointing.sharded import Sharded, as_sharded, is_sharded
@@ -149,14 +150,17 @@ def _extents(leaves: _Leaves, kind: int, rank: int, world: int) -> Extents:
         chosen = owners({name: sizes[n] for n, name in whole.items()}, world)
         for number, name in whole.items():
             owner[number] = chosen[name]
+    form = np.array(leaves.form, np.int32)
+    nbytes = np.array([one.nbytes for one in leaves.forms], np.int64)[form]
     return Extents(
         names=names,
         kind=kinds,
-        form=np.array(leaves.form, np.int32),
+        form=form,
         place=place,
         owner=np.array(owner, np.int32),
         offset=np.zeros(count, np.int64),
         crc64=np.zeros(count, np.uint64),
+        block_counts=counts_of_blocks(kinds, nbytes),
         blocks=np.empty(0, np.uint64),
         forms=leaves.forms,
         places=list(places),

@@ -11,7 +11,7 @@ import numpy as np
 from checkpointing.boxes import Box, row_range, split, whole
 from checkpointing.checksum import combine, crc64
 from checkpointing.errors import CheckpointDamaged
-from checkpointing.leaves import BLOCK, Bytes, copy_and_sum
+from checkpointing.leaves import BLOCK, Bytes, combined, copy_and_sum
 from checkpointing.plan import Extent
 from checkpointing.rows import Part, Wanted, check, rows, take
 from checkpointing.sealed import twice
@@ -53,7 +53,7 @@ class ArenaSource:
         return [
             item
             for item, blocks in zip(wanted, found, strict=True)
-            if blocks is None or _crc_of(blocks, item.extent.nbytes) != item.extent.crc64
+            if blocks is None or combined(blocks, item.extent.nbytes) != item.extent.crc64
         ]
 
 
@@ -64,11 +64,6 @@ def _is_same(held: Extent, wanted: Extent) -> bool:
 def _copy_block(source: Bytes, out: Bytes, start: int, sums: list[int]) -> None:
     end = start + BLOCK
     sums[start // BLOCK] = copy_and_sum(source[start:end], out[start:end])
-
-
-def _crc_of(blocks: Sequence[int], nbytes: int) -> int:
-    sizes = [min(BLOCK, nbytes - number * BLOCK) for number in range(len(blocks))]
-    return combine(zip(blocks, sizes, strict=True))
 
 
 def fill_from_store(

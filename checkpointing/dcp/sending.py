@@ -134,5 +134,4 @@ def _sums(data: NDArray[np.uint8]) -> tuple[int, tuple[int, ...]]:
         blocks.append(crc)
     if len(blocks) < 2:
         return (blocks or [0])[0], ()
-    sizes = [min(leaves.BLOCK, data.nbytes - n * leaves.BLOCK) for n in range(len(blocks))]
-    return combine(zip(blocks, sizes, strict=True)), tuple(blocks)
+    return leaves.combined(blocks, data.nbytes), tuple(blocks)

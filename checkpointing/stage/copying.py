@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from checkpointing import leaves as leaf_bytes
-from checkpointing.checksum import combine, crc64
+from checkpointing.checksum import crc64
 from checkpointing.extents import Extents
 from checkpointing.leaves import Bytes
 from checkpointing.stage.crew import Task
@@ -72,11 +72,7 @@ class Copy:
     def result(self) -> Sums:
         """Return the CRCs of all extents, once every task is done."""
         for number, blocks in self._blocks.items():
-            nbytes = self._sizes[number]
-            sizes = [
-                min(leaf_bytes.BLOCK, nbytes - n * leaf_bytes.BLOCK) for n in range(len(blocks))
-            ]
-            self._sums[number] = combine(zip(blocks, sizes, strict=True))
+            self._sums[number] = leaf_bytes.combined(blocks, self._sizes[number])
         kept = [crc for number in self._has_blocks for crc in self._blocks[number]]
         return Sums(self._sums, kept)
 

@@ -358,6 +358,12 @@ COLUMN_CASES = {
     "a piece of other dimensions": ((("tensors", "places", 0), [[3, 1], [0, 0]]),),
     "half a tensor": ((("tensors", "places", 0, 0), [6]),),
     "too many sums": (column("blocks", [1, 2]),),
+    "too few sums of blocks": (
+        (("tensors", "forms", 0), ["uint8", [HUGE], HUGE]),
+        (("nbytes",), HUGE + 32),
+        (("shards", 0, "data_nbytes"), HUGE + 32),
+        column("blocks", [1] * 1000),
+    ),
     "a field too many": ((("tensors", "pickle"), "gASVBAAAAAAAAABLAS4="),),
 }
 HOSTILE = {

@@ -86,7 +86,7 @@ def _upload(
                     crc64=crc64(data),
                     whole=shard.shape if shard else (),
                     start=shard.start if shard else (),
-                    blocks=tuple(blocks) if shard and len(blocks) > 1 else (),
+                    blocks=tuple(blocks) if kind == "state" and len(blocks) > 1 else (),
                 )
             )
             if mine:

@@ -2,11 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpointing import columns, leaves
@@ -30,12 +31,13 @@ def extents(draw: st.DrawFn) -> Extent:
     nbytes = size * math.prod(shape)
     sums = st.integers(0, 2**64 - 1)
     more: dict[str, Any] = {}
-    if kind == "shard":
+    if kind != "local":
         count = -(-nbytes // BLOCK) if nbytes > BLOCK else 0
+        more["blocks"] = tuple(draw(st.lists(sums, min_size=count, max_size=count)))
+    if kind == "shard":
         start = tuple(draw(st.integers(0, 3)) for _ in shape)
         whole = tuple(a + n for a, n in zip(start, shape, strict=True))
-        blocks = tuple(draw(st.lists(sums, min_size=count, max_size=count)))
-        more = {"whole": whole, "start": start, "blocks": blocks}
+        more |= {"whole": whole, "start": start}
     return Extent(
         name=draw(st.text(max_size=5)),
         kind=kind,
@@ -49,6 +51,7 @@ def extents(draw: st.DrawFn) -> Extent:
     )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(extents(), max_size=12), st.data())
 def test_columns_and_their_json_hold_what_the_extents_held(
     rows: list[Extent], data: st.DataObject
@@ -65,6 +68,15 @@ def test_columns_and_their_json_hold_what_the_extents_held(
     assert list(columns.from_json(columns.to_json(taken), "they")) == list(taken)
     assert list(made[1:]) == rows[1:]
     assert [made[n] for n in range(-len(rows), 0)] == rows
+
+
+@given(st.lists(extents(), max_size=12))
+def test_sums_of_replicas_are_written_for_all_of_them_or_for_none(rows: list[Extent]) -> None:
+    replicas = [e for e in rows if e.kind == "replica" and e.blocks]
+    known = [replace(e, blocks=()) if e in replicas[:1] else e for e in rows]
+    wanted = [replace(e, blocks=()) if e.kind == "replica" else e for e in rows]
+    found = columns.from_json(columns.to_json(Extents.of(known)), "they")
+    assert list(found) == (wanted if replicas else rows)
 
 
 @given(st.lists(st.lists(extents(), max_size=5), max_size=4))
