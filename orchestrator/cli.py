@@ -152,14 +152,13 @@ def check(
 @app.command()
 def status(run_: RunArgument, as_json: AsJson = False) -> None:
     """Show where a run stands."""
-    from orchestrator.views.parts import earlier_parts
     from orchestrator.views.status import status as make_status
     from orchestrator.views.tables import status_view
 
     run_dir = _find(run_)
     state, history, _ = _load(run_dir)
     now = state.at if state.over else max(time.time(), state.at)
-    body = make_status(state, history, now, _supervisor(run_dir), earlier_parts(run_dir))
+    body = make_status(state, history, now, _supervisor(run_dir), _earlier(run_dir))
     cli_output.show(body, status_view, as_json)
 
 
@@ -247,7 +246,6 @@ def report(
     """Write report.html and report.png, and print the report."""
     from orchestrator.views import report as reporting
     from orchestrator.views.losses import read_losses
-    from orchestrator.views.parts import earlier_parts
     from orchestrator.views.report_html import render_html
     from orchestrator.views.tables import report_view
 
@@ -255,7 +253,7 @@ def report(
     _, _, records = _load(run_dir)
     losses = read_losses(run_dir / "output" / "metrics.jsonl")
     other = _reference(compare) if compare else None
-    made = reporting.build(records, losses, other, earlier_parts(run_dir))
+    made = reporting.build(records, losses, other, _earlier(run_dir))
     folder = output or run_dir
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.html"]
@@ -324,6 +322,15 @@ def _load(run_dir: Path) -> "tuple[State, History, tuple[Record, ...]]":
     return *History.of(records), records
 
 
+def _earlier(run_dir: Path) -> list[dict[str, Any]]:
+    """Tell what the journals cover that were put aside, oldest first."""
+    from orchestrator.supervisor.journal import read_records
+    from orchestrator.views.parts import part
+
+    paths = sorted(run_dir.glob("journal-[0-9]*.jsonl"))
+    return [part(path.name, read_records(path)) for path in paths]
+
+
 def _draw(made: "Report", path: Path) -> list[Path]:
     """Draw the picture, or say why there is none."""
     from orchestrator.views.report_png import render_png
@@ -380,12 +387,11 @@ def _summary(run_dir: Path, as_json: bool) -> None:
     """Print what a run came to."""
     from orchestrator.views import report as reporting
     from orchestrator.views.losses import read_losses
-    from orchestrator.views.parts import earlier_parts
     from orchestrator.views.tables import report_view
 
     _, _, records = _load(run_dir)
     losses = read_losses(run_dir / "output" / "metrics.jsonl")
-    made = reporting.build(records, losses, earlier=earlier_parts(run_dir))
+    made = reporting.build(records, losses, earlier=_earlier(run_dir))
     cli_output.show(reporting.as_json(made), report_view, as_json)
     if made.status["outcome"] == "failed":
         typer.echo(f"everstep: failed: {made.status['outcome_reason']}", err=True)

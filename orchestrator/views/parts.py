@@ -1,22 +1,21 @@
 """The journals that a run has put aside: each start after a stop or an end begins a new one."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.supervisor.journal import read_records, state_of
+from orchestrator.core.fold import fold
+from orchestrator.core.record import Record
+from orchestrator.core.state import State
 from orchestrator.views.units import clock, count
 
 
-def earlier_parts(run_dir: Path) -> list[dict[str, Any]]:
-    """Tell of each journal that was put aside what it covers, oldest first."""
-    return [_part(path) for path in sorted(run_dir.glob("journal-[0-9]*.jsonl"))]
-
-
-def _part(path: Path) -> dict[str, Any]:
-    records = read_records(path)
-    state = state_of(records)
+def part(name: str, records: Sequence[Record]) -> dict[str, Any]:
+    """Tell of a journal that was put aside what it covers."""
+    state = State()
+    for record in records:
+        state = fold(state, record)
     return {
-        "journal": path.name,
+        "journal": name,
         "since": records[0].at if records else None,
         "until": state.at if records else None,
         "outcome": state.outcome.value if state.outcome else None,
