@@ -30,17 +30,22 @@ def delete_commit(store: ObjectStore, run: str, step: int, attempt: int) -> int:
         StoreError: The store could not do it; do it again.
     """
     own, old = keys.manifest_key(run, step, attempt), keys.old_manifest_key(run, step)
-    found = [key for key in (own, old) if _manifest(store, key, attempt) is not None]
+    found = {
+        key: manifest
+        for key in (own, old)
+        if (manifest := _manifest(store, key, attempt)) is not None
+    }
     if not found:
         return _finish(store, run, step, attempt)
-    manifest = read_manifest(store, found[0])
     note = keys.deleting_key(run, step, attempt)
-    packed = manifest.pack()
-    if not store.put_if_absent(note, packed) and store.get(note) != packed:
+    packed = next(iter(found.values())).pack()
+    if not store.put_if_absent(note, packed) and not _holds(store, note, packed):
         store.delete(note)  # of an earlier checkpoint of the same name, or spoilt
         store.put_if_absent(note, packed)
     for key in found:
         store.delete(key)
+    # Whoever finished deletions meanwhile may have taken it for one that had not begun.
+    store.put_if_absent(note, packed)
     return _finish(store, run, step, attempt)
 
 
@@ -85,6 +90,13 @@ def _finish(store: ObjectStore, run: str, step: int, attempt: int) -> int:
         list(pool.map(store.delete, named_keys(manifest)))
     store.delete(note)
     return manifest.nbytes
+
+
+def _holds(store: ObjectStore, key: str, content: bytes) -> bool:
+    try:
+        return store.get(key) == content
+    except ObjectMissing:
+        return False
 
 
 def _manifest(store: ObjectStore, key: str, attempt: int) -> Manifest | None:

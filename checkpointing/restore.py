@@ -1,15 +1,13 @@
 """Brings a live state to a checkpoint, bit for bit, or fails without a doubt."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from checkpointing import leaves as leaf_bytes
 from checkpointing.errors import (
-    ArenaInvalid,
     CheckpointDamaged,
     CheckpointingError,
     ManifestInvalid,
@@ -17,28 +15,30 @@ from checkpointing.errors import (
     ObjectMissing,
     RestoreFailed,
 )
+from checkpointing.extents import LOCAL, Extents
+from checkpointing.filling import (
+    Fill,
+    Point,
+    ToFill,
+    fill_from_arena_and_store,
+    fill_from_memory,
+    opened,
+    whole_slot,
+)
 from checkpointing.manifest import Manifest, read_commit, read_index
 from checkpointing.optimizer_state import create_missing
-from checkpointing.plan import Extent
-from checkpointing.sources import ArenaSource, Part, Wanted, fill_from_store
 from checkpointing.stage.arena import MappedArena
 from checkpointing.stage.crew import Crew
+from checkpointing.stage.meta import Meta
 from checkpointing.store.base import ObjectStore
-from checkpointing.targets import Saved, overlapping, targets_of, verify
-from checkpointing.tree import Node, flatten, is_object, put_back
+from checkpointing.taken import overlapping, verify
+from checkpointing.targets import Saved, targets_of
+from checkpointing.tree import flatten, is_object, put_back
+
+__all__ = ["Point", "restore_from_memory", "restore_from_store"]
 
 State = Mapping[str, Any]
-Fill = Callable[[Sequence[Wanted], Sequence[Part]], None]
 _DAMAGE: Final = (ManifestInvalid, ObjectCorrupt, ObjectMissing)
-_NO_STATE: Node = {"t": "dict", "k": [], "v": []}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A checkpoint by name: finished steps and the attempt that staged it."""
-
-    step: int
-    attempt: int
 
 
 def restore_from_memory(
@@ -65,39 +65,22 @@ def restore_from_memory(
         RestoreFailed: The arena does not hold this checkpoint, whole and unaltered.
     """
     crew = crew or Crew(1)
-    with _opened(own) as arena:
+    with opened(own) as arena:
         if arena is None:
             raise RestoreFailed(f"no arena at {own}")
-        try:
-            source = _slot(arena, point, rank, world)
-        except ArenaInvalid as error:
-            raise RestoreFailed(str(error)) from error
-        if source is None:
-            raise RestoreFailed(
-                f"the arena of rank {rank} does not hold step {point.step} of attempt "
-                f"{point.attempt} whole"
-            )
-        extents = source.meta.extents
-
-        def half(skeleton: Node, *kinds: str) -> Saved:
-            found = {extent.name: [(extent, "")] for extent in extents if extent.kind in kinds}
-            return Saved(skeleton=skeleton, pieces=found)
-
-        def fill(wanted: Sequence[Wanted], parts: Sequence[Part]) -> None:
-            if parts:
-                raise RestoreFailed(f"{parts[0].extent.name}: not the piece that this rank staged")
-            if failed := source.fill(wanted, crew):
-                raise RestoreFailed(f"{failed[0].extent.name}: its bytes in memory fail their CRC")
-
+        source = whole_slot(arena, point, rank, world)
         _restore(
-            (
-                half(source.meta.skeleton, "replica", "shard"),
-                half(source.meta.local_skeleton, "local"),
-            ),
-            (state, local),
-            fill,
-            crew,
+            _halves_of(source.meta), (state, local), partial(fill_from_memory, source, crew), crew
         )
+
+
+def _halves_of(meta: Meta) -> tuple[Saved, Saved]:
+    is_local = meta.extents.kind == LOCAL
+    keys = dict.fromkeys(meta.extents.owner.tolist(), "")
+    return (
+        Saved(skeleton=meta.skeleton, extents=meta.extents.rows(~is_local), keys=keys),
+        Saved(skeleton=meta.local_skeleton, extents=meta.extents.rows(is_local), keys=keys),
+    )
 
 
 def restore_from_store(
@@ -134,28 +117,20 @@ def restore_from_store(
         CheckpointDamaged: What the store holds is not what was committed.
         RestoreFailed: Not committed, or for another state.
     """
+    crew = crew or Crew(1)
     try:
         manifest = _committed(store, run, point)
-        objects = {shard.rank: shard.data_key for shard in manifest.shards}
-        pieces: dict[str, list[tuple[Extent, str]]] = {}
-        for extent in manifest.tensors:
-            pieces.setdefault(extent.name, []).append((extent, objects[extent.owner]))
-        size_of = partial(_size_of, store)
-        own = Saved(skeleton=_NO_STATE, pieces={})
         if fresh_local and world != manifest.world:
             local = None
-        if local is not None:
-            if world != manifest.world:
-                raise RestoreFailed(
-                    f"step {point.step} has the own state of {manifest.world} ranks, not {world}"
-                )
-            shard = manifest.shards[rank]
-            index = read_index(store, shard.index_key, shard.index_crc64)
-            mine = {e.name: [(e, shard.data_key)] for e in index.extents if e.kind == "local"}
-            own = Saved(skeleton=index.local_skeleton, pieces=mine, size_of=size_of)
-        crew = crew or Crew(1)
-        fill = _arena_first(store, arena, point, rank, world, crew)
-        saved = Saved(skeleton=manifest.skeleton, pieces=pieces, size_of=size_of)
+        size_of = partial(_size_of, store)
+        saved = Saved(
+            skeleton=manifest.skeleton,
+            extents=Extents.of(manifest.tensors),
+            keys={shard.rank: shard.data_key for shard in manifest.shards},
+            size_of=size_of,
+        )
+        own = None if local is None else _own(store, manifest, rank, world)
+        fill = partial(fill_from_arena_and_store, store, arena, (point, rank, world), crew)
         _restore((saved, own), (state, local), fill, crew)
         return manifest.world
     except RestoreFailed:
@@ -165,6 +140,23 @@ def restore_from_store(
         raise kind(f"step {point.step} of attempt {point.attempt}: {error}") from error
 
 
+def _own(store: ObjectStore, manifest: Manifest, rank: int, world: int) -> Saved:
+    """Return what a rank saved for itself."""
+    if world != manifest.world:
+        raise RestoreFailed(
+            f"step {manifest.step} has the own state of {manifest.world} ranks, not {world}"
+        )
+    shard = manifest.shards[rank]
+    index = read_index(store, shard.index_key, shard.index_crc64)
+    extents = Extents.of(index.extents)
+    return Saved(
+        skeleton=index.local_skeleton,
+        extents=extents.rows(extents.kind == LOCAL),
+        keys=defaultdict(lambda: shard.data_key),
+        size_of=partial(_size_of, store),
+    )
+
+
 def _committed(store: ObjectStore, run: str, point: Point) -> Manifest:
     try:
         return read_commit(store, run, point.step, point.attempt)
@@ -172,82 +164,33 @@ def _committed(store: ObjectStore, run: str, point: Point) -> Manifest:
         raise RestoreFailed(str(error)) from error
 
 
-def _arena_first(
-    store: ObjectStore,
-    own: Path | MappedArena | None,
-    point: Point,
-    rank: int,
-    world: int,
-    crew: Crew,
-) -> Fill:
-    def fill(wanted: Sequence[Wanted], parts: Sequence[Part]) -> None:
-        rest = wanted
-        with _opened(own) as arena:
-            if arena is not None:
-                with suppress(ArenaInvalid):
-                    source = _slot(arena, point, rank, world)
-                    rest = source.fill(wanted, crew) if source is not None else wanted
-        fill_from_store(store, rest, parts)
-
-    return fill
-
-
-@contextmanager
-def _opened(own: Path | MappedArena | None) -> Iterator[MappedArena | None]:
-    """Give an arena, mapped for as long as it takes if it is not yet; None when there is none."""
-    if own is None or isinstance(own, MappedArena):
-        yield own
-        return
-    try:
-        arena = MappedArena(own)
-    except (FileNotFoundError, ArenaInvalid):
-        yield None
-        return
-    try:
-        yield arena
-    finally:
-        arena.close()
-
-
 def _size_of(store: ObjectStore, key: str) -> int:
     info = store.head(key)
     return info.nbytes if info is not None else 0
 
 
-def _slot(arena: MappedArena, point: Point, rank: int, world: int) -> ArenaSource | None:
-    for staged in arena.staged():
-        if (staged.step, staged.attempt, staged.rank, staged.world) == (
-            point.step,
-            point.attempt,
-            rank,
-            world,
-        ):
-            return ArenaSource(arena, staged)
-    return None
-
-
 def _restore(
-    saved: tuple[Saved, Saved], states: tuple[State, State | None], fill: Fill, crew: Crew
+    saved: tuple[Saved, Saved | None], states: tuple[State, State | None], fill: Fill, crew: Crew
 ) -> None:
     """Read both halves into place, then hand over the Python values."""
     create_missing(states[0], saved[0].skeleton)
     halves = [
         (half, state, targets_of(half, flatten(state)))
         for half, state in zip(saved, states, strict=True)
-        if state is not None
+        if half is not None and state is not None
     ]
-    targets = [target for _, _, found in halves for target in found]
-    fill([w for t in targets for w in t.wanted], [p for t in targets for p in t.parts])
-    shared = overlapping(targets)
-    has_objects = any(is_object(value) for _, state, _ in halves for value in state.values())
-    for half, state, found in halves:
+    found = [targets for _, _, targets in halves]
+    fill(ToFill.of(found))
+    doubted: Sequence[Collection[str]] = overlapping(found)
+    if any(is_object(value) for _, state, _ in halves for value in state.values()):
+        doubted = [targets.leaves.keys() for targets in found]
+    for half, state, targets in halves:
         try:
-            for target in found:
+            for target in targets.single:
                 if target.is_scratch:
                     leaf_bytes.copy_in(target.leaf, target.out)
-            put_back(state, half.skeleton, {target.name: target.leaf for target in found})
+            put_back(state, half.skeleton, targets.leaves)
         except Exception as error:
             raise RestoreFailed(f"the state does not take the checkpoint: {error}") from error
-    for _, state, found in halves:
-        doubted = found if has_objects else [target for target in found if id(target) in shared]
-        verify(found, flatten(state), doubted, crew)
+    for (_, state, targets), names in zip(halves, doubted, strict=True):
+        verify(targets, flatten(state), names, crew)

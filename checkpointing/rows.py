@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from checkpointing.boxes import Box, row_range
 from checkpointing.checksum import crc64
-from checkpointing.errors import CheckpointDamaged
 from checkpointing.leaves import CHUNK, Bytes
 from checkpointing.plan import Extent
+from checkpointing.small import Run, damaged
 from checkpointing.store.base import ObjectStore
 
 _LONGEST: Final = 32 << 20
@@ -35,6 +35,16 @@ class Wanted:
     key: str
     out: Bytes
 
+    @property
+    def begin(self) -> int:
+        """Where it begins in its object."""
+        return self.extent.offset
+
+    @property
+    def end(self) -> int:
+        """Where it ends in its object."""
+        return self.extent.offset + self.extent.nbytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -51,6 +61,19 @@ class Part:
     key: str
     box: Box
     out: NDArray[np.void]
+
+    @property
+    def begin(self) -> int:
+        """Where its extent begins in the object."""
+        return self.extent.offset
+
+    @property
+    def end(self) -> int:
+        """Where its extent ends in the object."""
+        return self.extent.offset + self.extent.nbytes
+
+
+Item = Wanted | Part | Run
 
 
 @dataclass(slots=True)
@@ -70,7 +93,7 @@ class _Stretch:
     begin: int
     end: int
     piece: Piece | None = None
-    items: list[Wanted | Part] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
 
 
 class Row:
@@ -105,10 +128,10 @@ class Row:
         self._stretches.append(_Stretch(offset, offset + nbytes, piece))
         self._end = offset + nbytes
 
-    def add_copied(self, item: Wanted | Part) -> bool:
+    def add_copied(self, item: Item) -> bool:
         """Take an item that is copied, if it fits; they may overlap each other."""
-        offset, last = item.extent.offset, self._stretches[-1] if self._stretches else None
-        stop = offset + item.extent.nbytes
+        offset, last = item.begin, self._stretches[-1] if self._stretches else None
+        stop = item.end
         is_same = last is not None and last.piece is None and last.begin <= offset
         is_next = self._end <= offset <= self._end + _GAP or (is_same and offset <= self._end)
         copied = sum(s.end - s.begin for s in self._stretches if s.piece is None)
@@ -151,8 +174,7 @@ class Row:
         store.read_each(self._key, self._begin, outs, arrived)
         for stretch, raw in buffers:
             for item in stretch.items:
-                at = item.extent.offset - stretch.begin
-                _deliver(item, raw[at : at + item.extent.nbytes])
+                _deliver(item, raw[item.begin - stretch.begin : item.end - stretch.begin])
 
     def _buffer(self) -> _Stretch:
         if not self._stretches or self._stretches[-1].piece is not None:
@@ -160,17 +182,16 @@ class Row:
         return self._stretches[-1]
 
 
-def rows(items: Iterable[Wanted | Part]) -> list[Row]:
+def rows(items: Iterable[Item]) -> list[Row]:
     """Group neighbours, and cut what is too long for one request."""
     found: list[Row] = []
-    for item in sorted(items, key=lambda item: (item.key, item.extent.offset)):
-        extent = item.extent
-        if isinstance(item, Part) or extent.nbytes <= _DIRECT:
+    for item in sorted(items, key=lambda item: (item.key, item.begin)):
+        if not isinstance(item, Wanted) or item.extent.nbytes <= _DIRECT:
             if not (found and found[-1].add_copied(item)):
-                found.append(Row(item.key, extent.offset))
+                found.append(Row(item.key, item.begin))
                 found[-1].add_copied(item)
             continue
-        at = 0
+        extent, at = item.extent, 0
         while at < extent.nbytes:
             offset, left = extent.offset + at, extent.nbytes - at
             room = found[-1].room(item.key, offset) if found else 0
@@ -198,13 +219,13 @@ def check(item: Wanted | Part, crc: int) -> None:
         CheckpointDamaged: It is not the one that was recorded.
     """
     if crc != item.extent.crc64:
-        raise CheckpointDamaged(
-            f"{item.extent.name}: its bytes in {item.key} fail their CRC "
-            f"({crc:016x}, recorded {item.extent.crc64:016x})"
-        )
+        raise damaged(item.extent.name, item.key, crc, item.extent.crc64)
 
 
-def _deliver(item: Wanted | Part, raw: Bytes) -> None:
+def _deliver(item: Item, raw: Bytes) -> None:
+    if isinstance(item, Run):
+        item.deliver(raw)
+        return
     check(item, crc64(raw.data))
     if isinstance(item, Wanted):
         np.copyto(item.out, raw)

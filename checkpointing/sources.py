@@ -1,5 +1,6 @@
 """Where the bytes of a checkpoint are read from, each extent checked by its CRC on the way."""
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -7,14 +8,16 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from checkpointing.boxes import Box, row_range, split, whole
 from checkpointing.checksum import combine, crc64
 from checkpointing.errors import CheckpointDamaged
+from checkpointing.extents import KINDS
 from checkpointing.leaves import BLOCK, Bytes, combined, copy_and_sum
-from checkpointing.plan import Extent
-from checkpointing.rows import Part, Wanted, check, rows, take
+from checkpointing.rows import Item, Part, Wanted, check, rows, take
 from checkpointing.sealed import twice
+from checkpointing.small import Small, runs
 from checkpointing.stage.arena import MappedArena, StagedSlot
 from checkpointing.stage.crew import Crew, Task
 from checkpointing.stage.writer import Meta
@@ -22,6 +25,7 @@ from checkpointing.store.base import ObjectStore
 
 __all__ = ["ArenaSource", "Part", "Wanted", "fill_from_store"]
 
+_BATCH: Final = 1024
 _THREADS: Final = 8
 _LARGEST_READ: Final = 64 << 20
 _SMALL: Final = 8 << 20  # cheaper to copy once more than to ask for alone
@@ -33,19 +37,25 @@ class ArenaSource:
     def __init__(self, arena: MappedArena, staged: StagedSlot) -> None:
         self.meta = Meta.read(arena, staged.index)
         self._data = np.frombuffer(arena.data(staged.index), dtype=np.uint8)
-        self._extents = {(extent.kind, extent.name): extent for extent in self.meta.extents}
+        extents = self.meta.extents
+        places = zip(extents.kind.tolist(), extents.names, strict=True)
+        self._lines = {place: line for line, place in enumerate(places)}
+        self._offsets: list[int] = extents.offset.tolist()
+        self._sizes: list[int] = extents.nbytes.tolist()
+        self._sums: list[int] = extents.crc64.tolist()
 
     def fill(self, wanted: Sequence[Wanted], crew: Crew) -> list[Wanted]:
         """Copy the extents of which the arena holds the same bytes; return the others."""
         tasks: list[Task] = []
         found: list[list[int] | None] = []
         for item in wanted:
-            held = self._extents.get((item.extent.kind, item.extent.name))
-            if held is None or not _is_same(held, item.extent):
+            extent = item.extent
+            offset = self._find(KINDS.index(extent.kind), extent.name, extent.nbytes, extent.crc64)
+            if offset is None:
                 found.append(None)
                 continue
-            source = self._data[held.offset : held.offset + held.nbytes]
-            starts = range(0, held.nbytes, BLOCK)
+            source = self._data[offset : offset + extent.nbytes]
+            starts = range(0, extent.nbytes, BLOCK)
             sums = [0] * len(starts)
             tasks += [partial(_copy_block, source, item.out, start, sums) for start in starts]
             found.append(sums)
@@ -56,9 +66,33 @@ class ArenaSource:
             if blocks is None or combined(blocks, item.extent.nbytes) != item.extent.crc64
         ]
 
+    def fill_small(self, small: Small, crew: Crew) -> Small:
+        """Do the same with small extents."""
+        is_missing = np.ones(len(small.addresses), np.bool_)
+        starts = range(0, len(is_missing), _BATCH)
+        crew.run([partial(self._copy_small, small, start, is_missing) for start in starts])
+        return small.rows(np.flatnonzero(is_missing))
 
-def _is_same(held: Extent, wanted: Extent) -> bool:
-    return (held.crc64, held.nbytes) == (wanted.crc64, wanted.nbytes)
+    def _copy_small(self, small: Small, start: int, is_missing: NDArray[np.bool_]) -> None:
+        extents, addresses, copy = small.extents, small.addresses, ctypes.memmove
+        view, base = self._data.data, int(self._data.ctypes.data)
+        some = slice(start, start + _BATCH)
+        columns = (extents.kind, extents.nbytes, extents.crc64)
+        kinds, sizes, sums = (column[some].tolist() for column in columns)
+        rows = zip(kinds, extents.names[some], sizes, sums, addresses[some], strict=True)
+        for number, (kind, name, nbytes, crc, address) in enumerate(rows, start=start):
+            offset = self._find(kind, name, nbytes, crc)
+            if offset is not None:
+                copy(address, base + offset, nbytes)
+                is_missing[number] = crc64(view[offset : offset + nbytes]) != crc
+
+    def _find(self, kind: int, name: str, nbytes: int, crc: int) -> int | None:
+        """Return where the bytes of an extent lie, None when others or none are held."""
+        line = self._lines.get((kind, name))
+        if line is None or (self._sizes[line], self._sums[line]) != (nbytes, crc):
+            return None
+        offset = self._offsets[line]
+        return offset if 0 <= offset <= self._data.nbytes - nbytes else None
 
 
 def _copy_block(source: Bytes, out: Bytes, start: int, sums: list[int]) -> None:
@@ -67,7 +101,10 @@ def _copy_block(source: Bytes, out: Bytes, start: int, sums: list[int]) -> None:
 
 
 def fill_from_store(
-    store: ObjectStore, wanted: Iterable[Wanted], parts: Iterable[Part] = ()
+    store: ObjectStore,
+    wanted: Iterable[Wanted],
+    parts: Iterable[Part] = (),
+    small: Iterable[Small] = (),
 ) -> None:
     """Fill everything by parallel ranged reads: neighbours together, large extents in pieces.
 
@@ -78,11 +115,15 @@ def fill_from_store(
         StoreError: The store could not deliver.
     """
     jobs = _jobs(wanted, parts)
+    between: dict[str, list[int]] = {}
+    for item in jobs.rows:
+        between.setdefault(item.key, []).append(item.begin)
+    together = [run for one in small for run in runs(one, between)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
         try:
             parts = [part for one in jobs.parts for part in _cut(one)]
             cut = [pool.submit(twice, partial(_fill_part, store, part)) for part in parts]
-            _fill_rows(store, pool, jobs.rows)
+            _fill_rows(store, pool, [*jobs.rows, *together])
             for future in cut:
                 future.result()
             for shared in _by_extent(jobs.alone):
@@ -129,9 +170,7 @@ def _straight(part: Part) -> Wanted | Part:
     return Wanted(extent=part.extent, key=part.key, out=out)
 
 
-def _fill_rows(
-    store: ObjectStore, pool: ThreadPoolExecutor, items: Iterable[Wanted | Part]
-) -> None:
+def _fill_rows(store: ObjectStore, pool: ThreadPoolExecutor, items: Iterable[Item]) -> None:
     """Read items with their neighbours; what fails its CRC once more."""
     for item, _ in _failed(store, pool, items):
         for again, crc in _failed(store, pool, [item]):
@@ -139,7 +178,7 @@ def _fill_rows(
 
 
 def _failed(
-    store: ObjectStore, pool: ThreadPoolExecutor, items: Iterable[Wanted | Part]
+    store: ObjectStore, pool: ThreadPoolExecutor, items: Iterable[Item]
 ) -> list[tuple[Wanted, int]]:
     """Read items; return those that are read in pieces and have another CRC, with that."""
     found = rows(items)

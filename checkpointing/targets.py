@@ -1,8 +1,7 @@
 """The leaves of a live state, and what of a checkpoint fills each of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -11,10 +10,11 @@ from checkpointing import leaves as leaf_bytes
 from checkpointing.boxes import Box, whole
 from checkpointing.checksum import crc64
 from checkpointing.errors import CheckpointDamaged, RestoreFailed
-from checkpointing.plan import Extent
+from checkpointing.extents import SHARD, Extent, Extents
 from checkpointing.sharded import Sharded, as_sharded, is_sharded
+from checkpointing.small import LARGEST, Small
 from checkpointing.sources import Part, Wanted
-from checkpointing.stage.crew import Crew, Task
+from checkpointing.stage.copying import lies_in_a_row
 from checkpointing.tree import Flat, Node, named_leaves
 
 _LITTLE: Final = 64 << 20
@@ -26,12 +26,14 @@ class Saved:
 
     Attributes:
         skeleton: Its structure and Python values.
-        pieces: By tensor, what is stored of it and in which object.
+        extents: What is stored of its tensors.
+        keys: By owner, the object that holds it.
         size_of: Asks how long an object is; None when the bytes are here.
     """
 
     skeleton: Node
-    pieces: Mapping[str, Sequence[tuple[Extent, str]]]
+    extents: Extents
+    keys: Mapping[int, str]
     size_of: Callable[[str], int] | None = None
 
 
@@ -56,32 +58,91 @@ class Target:
     wanted: tuple[Wanted, ...]
     parts: tuple[Part, ...]
 
-    @property
     def crc64(self) -> int:
-        """What the filled leaf must have."""
+        """Return what the filled leaf must have."""
         return self.wanted[0].extent.crc64 if self.wanted else crc64(self.out.data)
 
 
-def targets_of(saved: Saved, flat: Flat) -> list[Target]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """The leaves of one half of a state and what fills them.
+
+    Attributes:
+        single: Those that are looked at one by one.
+        small: Plain small tensors that equal the one stored extent.
+    """
+
+    single: list[Target]
+    small: Small
+
+    @property
+    def leaves(self) -> dict[str, Any]:
+        """All of them by name."""
+        small = zip(self.small.extents.names, self.small.leaves, strict=True)
+        return {**dict(small), **{target.name: target.leaf for target in self.single}}
+
+
+def targets_of(saved: Saved, flat: Flat) -> Targets:
     """Return what each leaf of the checkpoint fills, from its exact piece or from parts."""
     _room_is_needed(saved, flat)
-    found = []
+    extents = saved.extents
+    is_whole = (extents.kind != SHARD).tolist()
+    lines = {name: n for n, name in enumerate(extents.names) if is_whole[n]}
+    forms, is_small = extents.form.tolist(), dict[tuple[Any, ...], bool]()
+    numbers, leaves, rest = list[int](), list[Any](), dict[str, str]()
     for name, kind in named_leaves(saved.skeleton):
-        if not saved.pieces.get(name):
+        leaf: Any = flat.leaves.get(name)
+        line = lines.get(name)
+        if line is None or leaf_bytes.plain_kind(leaf) != "tensor" or not lies_in_a_row(leaf):
+            rest[name] = kind
+            continue
+        look = forms[line], kind, leaf.dtype, leaf.shape
+        if look not in is_small:
+            is_small[look] = _is_small(kind, extents[line], leaf)
+        if is_small[look]:
+            numbers.append(line)
+            leaves.append(leaf)
+        else:
+            rest[name] = kind
+    pieces = _pieces(saved, rest)
+    return Targets(
+        single=[_target(n, kind, pieces[n], flat.leaves.get(n)) for n, kind in rest.items()],
+        small=Small(
+            extents=extents.rows(np.array(numbers, np.intp)),
+            keys=saved.keys,
+            leaves=leaves,
+            addresses=[leaf.data_ptr() for leaf in leaves],
+        ),
+    )
+
+
+def _is_small(kind: str, like: Extent, leaf: Any) -> bool:
+    """Tell whether a tensor can be filled by its address."""
+    require_same(like.name, kind, like, leaf)
+    return 0 < like.nbytes <= LARGEST and leaf_bytes.nbytes_of(leaf) == like.nbytes
+
+
+def _pieces(saved: Saved, names: Collection[str]) -> dict[str, list[tuple[Extent, str]]]:
+    """Return what is stored of some tensors, and in which objects."""
+    numbers = [n for n, name in enumerate(saved.extents.names) if name in names]
+    found: dict[str, list[tuple[Extent, str]]] = {name: [] for name in names}
+    for extent in saved.extents.rows(np.array(numbers, np.intp)):
+        found[extent.name].append((extent, saved.keys[extent.owner]))
+    for name, held in found.items():
+        if not held:
             raise RestoreFailed(f"{name}: named by the checkpoint but not in it")
-        found.append(_target(name, kind, saved.pieces[name], flat.leaves.get(name)))
     return found
 
 
 def _room_is_needed(saved: Saved, flat: Flat) -> None:
     """Check that what the state does not hold is really there, before room is made for it."""
-    made = [
-        piece for name, held in saved.pieces.items() if name not in flat.leaves for piece in held
-    ]
-    if saved.size_of is None or sum(extent.nbytes for extent, _ in made) < _LITTLE:
+    numbers = [n for n, name in enumerate(saved.extents.names) if name not in flat.leaves]
+    made = saved.extents.rows(np.array(numbers, np.intp))
+    if saved.size_of is None or sum(made.nbytes.tolist()) < _LITTLE:
         return
     ends: dict[str, int] = {}
-    for extent, key in made:
+    for extent in made:
+        key = saved.keys[extent.owner]
         ends[key] = max(ends.get(key, 0), extent.offset + extent.nbytes)
     for key, end in ends.items():
         if saved.size_of(key) < end:
@@ -97,8 +158,8 @@ def _target(name: str, kind: str, pieces: Sequence[tuple[Extent, str]], leaf: An
         )
     if leaf is None or (isinstance(leaf, np.ndarray) and not leaf.flags.writeable):
         leaf = leaf_bytes.empty(kind, like.dtype, like.shape)
-    held = _held(leaf)
-    _same(name, kind, like, held)
+    held = as_held(leaf)
+    require_same(name, kind, like, held)
     out = leaf_bytes.bytes_of(held)
     is_scratch = out is None
     if out is None:
@@ -137,12 +198,12 @@ def _parts(
     return tuple(found)
 
 
-def _held(leaf: Any) -> Any:
+def as_held(leaf: Any) -> Any:
     """Return a leaf as what it is here: asking a DTensor again and again takes long."""
     return as_sharded(leaf) if is_sharded(leaf) else leaf
 
 
-def _same(name: str, kind: str, extent: Extent, held: Any) -> None:
+def require_same(name: str, kind: str, extent: Extent, held: Any) -> None:
     """Check that a leaf is of the stored kind; a piece is one of a tensor as well."""
     found_kind = "ndarray" if isinstance(leaf_bytes.plain(held), np.ndarray) else "tensor"
     kind = found_kind if kind == "shard" else kind
@@ -154,49 +215,3 @@ def _same(name: str, kind: str, extent: Extent, held: Any) -> None:
             f"{name}: saved as {saved[0]} {saved[1]} {list(saved[2])}, "
             f"the state has {found[0]} {found[1]} {list(found[2])}; nothing is cast"
         )
-
-
-def verify(targets: Sequence[Target], flat: Flat, doubted: Sequence[Target], crew: Crew) -> None:
-    """Check what the state made of it: some `load_state_dict` cast, some drop.
-
-    Args:
-        targets: What was filled, and summed on its way.
-        flat: The state now.
-        doubted: What may have changed since; so may leaves that the state made anew.
-        crew: The threads that sum.
-
-    Raises:
-        RestoreFailed: Something is missing, or not what was read.
-    """
-    doubts = {id(target) for target in doubted}
-    sums: list[Task] = []
-    changed: list[str] = []
-
-    def compare(target: Target, leaf: Any) -> None:
-        if leaf_bytes.crc_of(leaf) != target.crc64:
-            changed.append(target.name)
-
-    for target in targets:
-        leaf = flat.leaves.get(target.name)
-        if leaf is None:
-            raise RestoreFailed(f"{target.name}: was saved, and the state did not take it")
-        if leaf is target.leaf and not target.is_scratch and id(target) not in doubts:
-            continue
-        _same(target.name, target.kind, target.like, _held(leaf))
-        sums.append(partial(compare, target, leaf))
-    crew.run(sums)
-    if changed:
-        raise RestoreFailed(f"{min(changed)}: the state changed it while taking it")
-
-
-def overlapping(targets: Sequence[Target]) -> set[int]:
-    """Return (by `id`) what has memory in common with another: one may have overwritten it."""
-    spans = sorted((int(t.out.ctypes.data), t.out.nbytes, id(t)) for t in targets if t.out.nbytes)
-    found: set[int] = set()
-    end = last = 0
-    for begin, nbytes, target in spans:
-        if begin < end:
-            found |= {last, target}
-        if begin + nbytes > end:
-            end, last = begin + nbytes, target
-    return found

@@ -73,7 +73,11 @@ def check(config_path: Path) -> Checked:
 
 
 def run(
-    config_path: Path, *, watcher: Watcher | None = None, standby: Said | None = None
+    config_path: Path,
+    *,
+    watcher: Watcher | None = None,
+    standby: Said | None = None,
+    more: bool = False,
 ) -> Outcome:
     """Supervise a run in the foreground until it is over.
 
@@ -84,6 +88,7 @@ def run(
         config_path: A run file, or one that was frozen.
         watcher: Sees all that happens.
         standby: Wait for a living supervisor to end, which this is told of, instead of giving up.
+        more: Let a finished run go on, too.
 
     Raises:
         EverstepError: See `orchestrator.errors`; nothing half-made is left behind.
@@ -96,7 +101,7 @@ def run(
     is_new = not run_dir.exists() and standby is None
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        return _run(config, bound, store, watcher, standby)
+        return _run(config, bound, store, watcher, standby, more)
     except (EverstepError, KeyboardInterrupt, OSError) as error:
         is_ours = not isinstance(error, AlreadyRunning | LeaseLost)
         if is_new and is_ours and not _has_records(run_dir):
@@ -114,6 +119,7 @@ def _run(
     store: ObjectStore | None,
     watcher: Watcher | None,
     standby: Said | None,
+    more: bool,
 ) -> Outcome:
     """Hold the lease and supervise; `bound` has the supervisor's address."""
     run_dir = config.run_dir
@@ -122,7 +128,7 @@ def _run(
     try:
         if has_waited and not before.over and (outcome := outcome_of(run_dir)) is not None:
             return outcome
-        state, history = prepare(config)
+        state, history = prepare(config, more=more)
         freeze(config, run_dir / "run.json")
         with contextlib.closing(FileJournal(run_dir / "journal.jsonl")) as journal:
             final = serve(compose(bound, state, history, journal, lease, store, watcher))
@@ -223,11 +229,11 @@ def serve(supervisor: Supervisor) -> State:
     return asyncio.run(main())
 
 
-def prepare(config: RunConfig) -> tuple[State, History]:
+def prepare(config: RunConfig, *, more: bool = False) -> tuple[State, History]:
     """Read the journal of a run that is taken up; put that of an ended one aside.
 
     Raises:
-        PreconditionError: The run is finished.
+        PreconditionError: The run is finished, and `more` is not wanted of it.
         ConfigError: The run's shape in the TOML is not the one in the journal.
     """
     path = config.run_dir / "journal.jsonl"
@@ -235,15 +241,22 @@ def prepare(config: RunConfig) -> tuple[State, History]:
     state, history = History.of(records)
     if state.run is None:
         return State(last_attempt=_attempts_before(path)), History()
-    if state.over and state.outcome is Outcome.FINISHED:
-        raise PreconditionError(
-            f"run {config.run.name} is finished; choose another run.name, or remove {path.parent}"
-        )
+    if state.over and state.outcome is Outcome.FINISHED and not more:
+        raise finished(config)
     if state.over:
         _put_aside(path)
         return State(last_attempt=state.last_attempt), History()
     _same_shape(config, state.run)
     return state, history
+
+
+def finished(config: RunConfig) -> PreconditionError:
+    """Say what can be done about a run that has come to its end."""
+    return PreconditionError(
+        f"run {config.run.name} is finished; choose another run.name, remove {config.run_dir}, or, "
+        "to train on from its last checkpoint, have job.command do more steps and add --more to "
+        "`everstep run`"
+    )
 
 
 def _put_aside(path: Path) -> None:

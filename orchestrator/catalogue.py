@@ -68,26 +68,25 @@ class Target:
 
 
 @contextmanager
-def told(what: str = "") -> Iterator[None]:
+def told() -> Iterator[None]:
     """Raise what checkpointing raises as what the command line documents."""
-    head = f"{what}: " if what else ""
     try:
         yield
     except EverstepError:
         raise
     except ObjectMissing as error:
-        raise NotFound(f"{head}{error}") from error
+        raise NotFound(str(error)) from error
     except ObjectConflict as error:
-        raise ConfigError(f"{head}{error}") from error
+        raise ConfigError(str(error)) from error
     except (ManifestInvalid, RestoreFailed, ObjectCorrupt) as error:
-        raise CheckpointDamaged(f"{head}{error}") from error
+        raise CheckpointDamaged(str(error)) from error
     except StoreError as error:
         raise PreconditionError(f"checkpoint.store: {error}") from error
     except CheckpointingError as error:
-        raise ConfigError(f"{head}{error}") from error
+        raise ConfigError(str(error)) from error
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        raise PreconditionError(f"{head}{place}{error.strerror or error}") from error
+        raise PreconditionError(f"{place}{error.strerror or error}") from error
 
 
 def open_target(

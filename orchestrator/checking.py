@@ -105,7 +105,7 @@ def exported(
 
     commit = pick(target, step)
     manifest = manifest_of(target, commit)
-    with told("--to"):
+    with told():
         if form == "dcp":
             done = export_dcp(target.store, manifest, folder, subtree=subtree or "")
         else:

@@ -78,6 +78,9 @@ def run(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another supervisor lives, then take over.")
     ] = False,
+    more: Annotated[
+        bool, typer.Option("--more", help="Take up a finished run whose command wants more steps.")
+    ] = False,
 ) -> None:
     """Supervise a run in the foreground until it is over, or take it up again."""
     from orchestrator import app as application
@@ -92,7 +95,7 @@ def run(
         view = LiveView(console)
     try:
         with view:
-            outcome = application.run(config, watcher=view.show, standby=wait)
+            outcome = application.run(config, watcher=view.show, standby=wait, more=more)
     except KeyboardInterrupt:
         again = f"`everstep run {config}` adopts them"
         typer.echo(f"everstep: interrupted; the ranks go on, {again}", err=True)
@@ -155,7 +158,7 @@ def status(run_: RunArgument, as_json: AsJson = False) -> None:
     run_dir = _find(run_)
     state, history, _ = _load(run_dir)
     now = state.at if state.over else max(time.time(), state.at)
-    body = make_status(state, history, now, _supervisor(run_dir))
+    body = make_status(state, history, now, _supervisor(run_dir), _earlier(run_dir))
     cli_output.show(body, status_view, as_json)
 
 
@@ -249,7 +252,8 @@ def report(
     run_dir = _find(run_)
     _, _, records = _load(run_dir)
     losses = read_losses(run_dir / "output" / "metrics.jsonl")
-    made = reporting.build(records, losses, _reference(compare) if compare else None)
+    other = _reference(compare) if compare else None
+    made = reporting.build(records, losses, other, _earlier(run_dir))
     folder = output or run_dir
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.html"]
@@ -272,7 +276,7 @@ def stop(run_: RunArgument) -> None:
 @app.command()
 def snapshot(run_: RunArgument) -> None:
     """Save a checkpoint now, outside the interval."""
-    _ask(run_, "snapshot", "all ranks save once at one of the next steps")
+    _ask(run_, "snapshot", "all ranks save once, at a step that none of them has reached yet")
 
 
 def main() -> None:
@@ -316,6 +320,15 @@ def _load(run_dir: Path) -> "tuple[State, History, tuple[Record, ...]]":
     if not records:
         raise NotFound(f"{run_dir}: the journal is empty; nothing has happened yet")
     return *History.of(records), records
+
+
+def _earlier(run_dir: Path) -> list[dict[str, Any]]:
+    """Tell what the journals cover that were put aside, oldest first."""
+    from orchestrator.supervisor.journal import read_records
+    from orchestrator.views.parts import part
+
+    paths = sorted(run_dir.glob("journal-[0-9]*.jsonl"))
+    return [part(path.name, read_records(path)) for path in paths]
 
 
 def _draw(made: "Report", path: Path) -> list[Path]:
@@ -377,7 +390,8 @@ def _summary(run_dir: Path, as_json: bool) -> None:
     from orchestrator.views.tables import report_view
 
     _, _, records = _load(run_dir)
-    made = reporting.build(records, read_losses(run_dir / "output" / "metrics.jsonl"))
+    losses = read_losses(run_dir / "output" / "metrics.jsonl")
+    made = reporting.build(records, losses, earlier=_earlier(run_dir))
     cli_output.show(reporting.as_json(made), report_view, as_json)
     if made.status["outcome"] == "failed":
         typer.echo(f"everstep: failed: {made.status['outcome_reason']}", err=True)

@@ -71,6 +71,16 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_buddies(self) -> Self:
+        """Refuse copies between nodes where there is one: its spares keep no memory of it."""
+        if self.checkpoint.peer_interval_steps and self.nodes.count == 1:
+            raise ValueError(
+                "checkpoint.peer_interval_steps: copies go to another node that trains, and "
+                "nodes.count is 1; set it to 2 or more, or remove peer_interval_steps"
+            )
+        return self
+
     @property
     def run_dir(self) -> Path:
         """The run's own directory."""
@@ -113,6 +123,7 @@ class RunConfig(Section):
             max_lost_work_s=self.checkpoint.max_lost_work_s,
             max_overhead=self.checkpoint.max_overhead,
             prior_per_1000_node_days=self.checkpoint.prior_faults_per_1000_node_days,
+            memory_interval_steps=self.checkpoint.memory_interval_steps or 0,
             peers=self.checkpoint.peer_interval_steps > 0,
             fetch_timeout_s=times.fetch_s,
             watches=self.checkpoint.watch is not None,

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from checkpointing.tiers import Rhythm
-from orchestrator.config_base import Seconds, Section, Steps
+from orchestrator.config_base import LIST, Folder, Seconds, Section, Steps
 from orchestrator.config_keep import KeepSection
 from orchestrator.config_watch import WatchSection
 from orchestrator.launch.slurm_options import RESERVED, SlurmOptions
@@ -68,7 +68,7 @@ class RunSection(Section):
     """`[run]`: identity. The name is also the prefix of the checkpoints in the store."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,46}[a-z0-9])?$")]
-    dir: Path = Path("runs")
+    dir: Folder = Path("runs")
 
 
 # The last two are what the first step of torch's optimizers and of DDP imports late: 2 s.
@@ -82,10 +82,10 @@ class JobSection(Section):
     forks its ranks instead of importing again; an empty list starts every rank as a new program.
     """
 
-    command: Annotated[tuple[Word, ...], Field(min_length=1)]
-    workdir: Path = Path()
+    command: Annotated[tuple[Word, ...], Field(min_length=1, strict=False)]
+    workdir: Folder = Path()
     env: dict[VariableName, Word] = Field(default_factory=dict)
-    preload: tuple[str, ...] = PRELOAD
+    preload: Annotated[tuple[str, ...], LIST] = PRELOAD
 
 
 class NodesSection(Section):
@@ -102,7 +102,7 @@ class NodesSection(Section):
     replace: bool = True
     ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
-    memory_dir: Path = Path("/dev/shm")  # noqa: S108 - arenas must lie in memory
+    memory_dir: Folder = Path("/dev/shm")  # noqa: S108 - arenas must lie in memory
 
     @model_validator(mode="after")
     def _shrinks(self) -> Self:
@@ -148,7 +148,7 @@ class CheckpointSection(Section):
     interval_steps: Steps = 100
     memory_interval_steps: Steps | None = None
     peer_interval_steps: Annotated[int, Field(ge=0, le=10**12)] = 0
-    disk_dir: Path | None = None
+    disk_dir: Folder | None = None
     disk_interval_steps: Steps | None = None
     max_copy_bytes_per_s: Annotated[float, Field(ge=5e6, le=1e12)] = 1e9
     watch: WatchSection | None = None
@@ -169,6 +169,12 @@ class CheckpointSection(Section):
             raise ValueError("disk_dir must be absolute: a folder on a disk of every node")
         if self.disk_dir is None and self.disk_interval_steps is not None:
             raise ValueError("disk_interval_steps needs disk_dir; set that or remove it")
+        memory, store = self.memory_interval_steps, self.interval_steps
+        if memory is not None and memory > store:
+            raise ValueError(
+                f"memory_interval_steps ({memory}) must not be more than interval_steps ({store}): "
+                "every save is in memory anyway; choose less, or a longer interval_steps"
+            )
         if self.watch is not None and self.store is None:
             raise ValueError("watch needs store: where the folders are to go")
         return self
@@ -342,8 +348,8 @@ class SlurmSection(Section):
     time_min: Annotated[int, Field(ge=1)] | None = None
     warn_s: Annotated[int, Field(ge=1, le=65_535)] = 120
     options: dict[OptionName, OptionValue] = Field(default_factory=dict)
-    prologue: tuple[Word, ...] = ()
-    export: tuple[VariableName, ...] = ()
+    prologue: Annotated[tuple[Word, ...], LIST] = ()
+    export: Annotated[tuple[VariableName, ...], LIST] = ()
     supervisor: SupervisorSection = SupervisorSection()
 
     def plain(self) -> SlurmOptions:

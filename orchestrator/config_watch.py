@@ -1,12 +1,11 @@
 """`[checkpoint.watch]`: the folders of a trainer that writes its own checkpoints."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from orchestrator.config_base import Section
+from orchestrator.config_base import Folder, Section
 
 
 class WatchSection(Section):
@@ -18,7 +17,7 @@ class WatchSection(Section):
     nodes see the same `dir`; with several nodes it has to be said.
     """
 
-    dir: Path
+    dir: Folder
     pattern: Annotated[str, Field(min_length=1)]
     finished: Literal["quiet", "marker", "rename"] = "quiet"
     marker: str = ""

@@ -12,8 +12,8 @@ from orchestrator.config import RunConfig
 from orchestrator.config_sections import is_reachable
 from orchestrator.errors import PreconditionError
 from orchestrator.launch.slurm_commands import SlurmError, kill_wait_s
+from orchestrator.preflight_folders import check_folders
 
-LEAST_FREE_BYTES = 64 * 1024 * 1024
 SLURM_PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
@@ -24,7 +24,7 @@ def preflight(config: RunConfig) -> ObjectStore | None:
         PreconditionError: One line that names the key and the fix.
     """
     _check_command(config)
-    _check_folders(config)
+    check_folders(config)
     _check_port(config)
     _check_slurm(config)
     checkpoint = config.checkpoint
@@ -103,31 +103,6 @@ def _check_kill_wait(config: RunConfig) -> None:
             f"timeouts.leave_s: {leave_s:g} s, but Slurm here kills {kill_wait:g} s after SIGTERM "
             f"(its KillWait); choose less than {kill_wait:g}, and timeouts.kill_grace_s below it"
         )
-
-
-def _check_folders(config: RunConfig) -> None:
-    memory = config.nodes.memory_dir
-    if not (memory.is_dir() and os.access(memory, os.W_OK)):
-        raise PreconditionError(f"nodes.memory_dir: {memory} is no writable directory")
-    root = config.memory_root
-    if os.path.lexists(root) and (root.is_symlink() or root.stat().st_uid != os.getuid()):
-        raise PreconditionError(
-            f"nodes.memory_dir: {root} was put there by somebody else; choose another directory"
-        )
-    folder = config.run.dir
-    while not folder.exists():
-        folder = folder.parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise PreconditionError(
-            f"run.dir: {folder} is no writable directory; choose another run.dir"
-        )
-    for key, place in (("run.dir", folder), ("nodes.memory_dir", memory)):
-        free = shutil.disk_usage(place).free
-        if free < LEAST_FREE_BYTES:
-            raise PreconditionError(
-                f"{key}: only {free >> 20} MiB free at {place}, "
-                f"{LEAST_FREE_BYTES >> 20} needed; make room or choose another place"
-            )
 
 
 def _check_port(config: RunConfig) -> None:

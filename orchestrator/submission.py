@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.address import with_address
-from orchestrator.app import outcome_of, read, state_in
+from orchestrator.app import finished, outcome_of, read, state_in
 from orchestrator.config import RunConfig, freeze
 from orchestrator.config_sections import AUTO
 from orchestrator.core.actions import Outcome
@@ -72,9 +72,7 @@ def submit(config_path: Path) -> Submitted:
     preflight(with_address(config))
     run_dir = config.run_dir.resolve()
     if outcome_of(run_dir) is Outcome.FINISHED:
-        raise PreconditionError(
-            f"run {config.run.name} is finished; choose another run.name, or remove {run_dir}"
-        )
+        raise finished(config)
     spec = _supervisor_spec(config)
     spec.folder.mkdir(parents=True, exist_ok=True)
     try:

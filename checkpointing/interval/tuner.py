@@ -41,6 +41,7 @@ class TunerInputs:
         max_overhead: Largest share of time for saving; inf for no cap.
         max_lost_work_s: Largest work that one fault may lose; inf for no cap.
         interval_steps: The interval in force; 0 when none is.
+        memory_steps: Saves that stay in memory are made at least every so many steps; 0: none are.
     """
 
     step_s: float
@@ -56,6 +57,13 @@ class TunerInputs:
     max_overhead: float = math.inf
     max_lost_work_s: float = math.inf
     interval_steps: int = 0
+    memory_steps: int = 0
+
+    @property
+    def memory_share(self) -> float:
+        """Share of time that the saves in memory take, those that go on to the store included."""
+        every_s = self.memory_steps * self.step_s
+        return self.stall_s / every_s if every_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +114,9 @@ def choose(inputs: TunerInputs) -> Choice:
     return Choice(
         interval_steps=steps,
         move=steps != inputs.interval_steps,
-        goodput=1.0 - waste(steps * inputs.step_s, costs, rate),
+        goodput=max(
+            0.0, 1.0 - waste(steps * inputs.step_s, costs, rate) - _kept_in_memory(inputs, steps)
+        ),
         binding=binding,
         rate_per_s=rate,
         reason=_reason(inputs, costs, rate, wanted, steps, binding, held),
@@ -116,7 +126,7 @@ def choose(inputs: TunerInputs) -> Choice:
 def _wanted(inputs: TunerInputs, costs: Costs, rate: float) -> tuple[float, Binding]:
     """Return the interval in seconds before damping. The floor by upload outranks every cap."""
     seconds, binding = unbounded_optimum_s(costs, rate), Binding.OPTIMUM
-    overhead_floor = costs.per_save_s / inputs.max_overhead if inputs.max_overhead > 0 else math.inf
+    overhead_floor = _overhead_floor_s(inputs, costs)
     if seconds < overhead_floor:
         seconds, binding = overhead_floor, Binding.OVERHEAD
     lost_work_cap = inputs.max_lost_work_s - inputs.upload_s
@@ -125,6 +135,37 @@ def _wanted(inputs: TunerInputs, costs: Costs, rate: float) -> tuple[float, Bind
     if seconds < costs.floor_s:
         seconds, binding = costs.floor_s, Binding.UPLOAD
     return seconds, binding
+
+
+def _overhead_floor_s(inputs: TunerInputs, costs: Costs) -> float:
+    """Return the shortest interval whose saves take no more than the largest share of time.
+
+    A save for the store that falls on one in memory stalls nobody once more, so an interval longer
+    than memory's saves at most what uploading costs.
+    """
+    alone = costs.per_save_s / inputs.max_overhead if inputs.max_overhead > 0 else math.inf
+    if not inputs.memory_steps:
+        return alone
+    left = inputs.max_overhead - inputs.memory_share
+    uploading = (costs.per_save_s - costs.stall_s) / left if left > 0 else 0.0
+    return min(alone, max(inputs.memory_steps * inputs.step_s, uploading))
+
+
+def _kept_in_memory(inputs: TunerInputs, steps: int) -> float:
+    """Return the share of time for saves that do not go on to the store."""
+    if not 0 < inputs.memory_steps < steps:
+        return 0.0
+    return inputs.memory_share - inputs.stall_s / (steps * inputs.step_s)
+
+
+def _memory_words(inputs: TunerInputs, steps: int) -> str:
+    """Say what saves in memory take, and whether that is more than wanted."""
+    if not 0 < inputs.memory_steps < steps:
+        return ""
+    words = f"; saves in memory every {inputs.memory_steps} steps take {inputs.memory_share:.1%}"
+    if inputs.memory_share <= inputs.max_overhead:
+        return words
+    return f"{words}, more than the {inputs.max_overhead:.1%} wanted: only fewer of them help"
 
 
 def _whole_steps(steps: float, binding: Binding) -> int:
@@ -180,6 +221,7 @@ def _reason(
     return (
         f"{action}: with {mtbf}, a stall of {_span(costs.stall_s)} and an upload of "
         f"{_span(costs.upload_s)}, every {_span(wanted * inputs.step_s)} {why}"
+        f"{_memory_words(inputs, steps)}"
     )
 
 

@@ -170,7 +170,7 @@ class Copies:
     def _copy_held(self, path: Path, staged: StagedSlot) -> int | None:
         """Copy a slot, held meanwhile; None when something else lies there by now."""
         try:
-            snapshot = SnapshotFile(path)
+            snapshot = SnapshotFile(path, in_memory=True)
         except FileNotFoundError:
             return None
         with snapshot:

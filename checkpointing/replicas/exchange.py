@@ -60,8 +60,9 @@ def get(address: str, secret: Secret, name: Name) -> Iterator[tuple[Offer, Line]
 
 def send_body(line: Line, snapshot: SnapshotFile, index: int, offer: Offer, pace: Pacer) -> None:
     """Send what an offer announced: the meta, then the extents."""
+    send = line.send_memory if snapshot.in_memory else line.send_file
     for at, nbytes in snapshot.spans(index, offer):
-        line.send_file(snapshot.file, at, nbytes, pace)
+        send(snapshot.file, at, nbytes, pace)
 
 
 def _expect(answer: Mapping[str, Any], word: str) -> None:

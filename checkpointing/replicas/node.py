@@ -147,6 +147,7 @@ class Node:
         source = FileSource(snapshot, staged.index, offer, self._pace)
         with self._disk.room_for(offer) as share:
             self._disk.keep(offer, source, share)
+        self._disk.tidy()
         return offer.total
 
     def _fetch(self, order: Order) -> None:
@@ -167,6 +168,7 @@ class Node:
     def _look(self) -> None:
         """Renew what is held against the ranks, and tell what is kept when that has changed."""
         self._holds.renew()
+        self._peers.drop_idle()
         if time.monotonic() < self._tell_at:
             return
         held = [_described("peer", offer) for offer in self._peers.held()]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from checkpointing import checked
-from checkpointing.stage.arena import PAGE
+from checkpointing.stage.arena import PAGE, Capacities
 
 KEPT: Final = 2
 _MOST_RANKS: Final = 10**7
@@ -80,6 +80,11 @@ class Offer:
     def total(self) -> int:
         """Bytes that come."""
         return self.meta_nbytes + self.nbytes
+
+    @property
+    def capacities(self) -> Capacities:
+        """Of the file that it is kept in."""
+        return Capacities(meta=self.meta_room, data=self.data_room, slots=1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the message's fields."""

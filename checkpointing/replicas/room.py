@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from checkpointing.errors import ReplicaError
+from checkpointing.replicas.spares import Spare
 from checkpointing.stage.memory import gib, room_for
 
 Measure = Callable[[Path], dict[str, int]]
@@ -32,6 +33,11 @@ class Room:
         self._measure = measure
         self._lock = threading.Lock()
         self._taken = 0
+        self._when_short: Callable[[], None] | None = None
+
+    def when_short(self, free: Callable[[], None]) -> None:
+        """Call this, which gives back memory, before there is said to be too little of it."""
+        self._when_short = free
 
     def share(self, nbytes: int) -> "Share":
         """Take some.
@@ -40,13 +46,19 @@ class Room:
             ReplicaError: There is not enough, with the numbers.
         """
         with self._lock:
-            room = self._measure(self._folder)
-            limit = min(room, key=lambda name: room[name])
-            left = room[limit] - self._taken
+            limit, left = self._left()
+            if left < nbytes and self._when_short is not None:
+                self._when_short()
+                limit, left = self._left()
             if left < nbytes:
                 raise ReplicaError(f"{gib(nbytes)} are needed and {limit} has {gib(left)} left")
             self._taken += nbytes
         return Share(self, nbytes)
+
+    def _left(self) -> tuple[str, int]:
+        room = self._measure(self._folder)
+        limit = min(room, key=lambda name: room[name])
+        return limit, room[limit] - self._taken
 
     def give_back(self, nbytes: int) -> None:
         """What was taken is written by now and so measured, or does not come."""
@@ -55,9 +67,16 @@ class Room:
 
 
 class Share:
-    """What one snapshot on its way has taken: less and less while it is written."""
+    """What one snapshot on its way has taken: less and less while it is written.
 
-    def __init__(self, room: Room, nbytes: int) -> None:
+    Args:
+        room: What it was taken from.
+        nbytes: How much.
+        spare: A file to write it over, instead of new memory; closed with this.
+    """
+
+    def __init__(self, room: Room, nbytes: int, spare: Spare | None = None) -> None:
+        self.spare = spare
         self._room = room
         self._left = nbytes
 
@@ -72,3 +91,5 @@ class Share:
 
     def __exit__(self, *_: object) -> None:
         self.written(self._left)
+        if self.spare is not None:
+            self.spare.close()

@@ -108,7 +108,8 @@ class Server:
             line.allow(offer.total)
             line.say(say="send")
             self._shelf.keep(offer, line, share)
-        line.say(say="kept")
+            line.say(say="kept")
+        self._shelf.tidy()  # nobody waits for that
 
     def _get(self, line: Line, name: Name) -> None:
         with self._open(name) as snapshot:

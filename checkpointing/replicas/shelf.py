@@ -1,5 +1,6 @@
 """A folder of replicas: what is in it is whole, and known to be; the newest two of each rank."""
 
+import fcntl
 import logging
 import os
 import secrets
@@ -15,9 +16,11 @@ from checkpointing.errors import ArenaInvalid, CheckpointingError, ReplicaError
 from checkpointing.replicas.replica import Name, Offer, outdated
 from checkpointing.replicas.room import Room, Share
 from checkpointing.replicas.snapshot import SnapshotFile, Source
+from checkpointing.replicas.spares import Spares, set_aside
 from checkpointing.replicas.taking import take
 
 _COMING: Final = ".coming-"
+_SPARE: Final = ".spare-"
 _log = logging.getLogger(__name__)
 
 
@@ -35,14 +38,17 @@ class Shelf:
         self._room = room
         self._durable = durable
         self._lock = threading.Lock()
-        for path in folder.glob(f"{_COMING}*"):  # of a killed one
-            path.unlink(missing_ok=True)
+        self._spares = Spares()
+        if not durable:
+            room.when_short(self._spares.drop)
+        for prefix in (_COMING, _SPARE):  # of a killed one
+            for path in folder.glob(f"{prefix}*"):
+                path.unlink(missing_ok=True)
         self._held: dict[Name, Offer] = {}
         for path in sorted(folder.glob("*.replica")):
             if (offer := _read(path)) is not None:
                 self._held[offer.name] = offer
-        with self._lock:
-            self._tidy()
+        self.tidy()
 
     def held(self) -> tuple[Offer, ...]:
         """Return what is there, newest first."""
@@ -62,18 +68,21 @@ class Shelf:
         """
         with self._lock:
             offer = self._held.get(name)
-        if offer is None:
-            raise ReplicaError(f"no replica of {label(name)} here")
-        try:
-            snapshot = SnapshotFile(self._folder / name.file)
-        except (ArenaInvalid, OSError) as error:
-            self._forget(name)
-            raise ReplicaError(f"the replica of {label(name)} is gone: {error}") from error
+            if offer is None:
+                raise ReplicaError(f"no replica of {label(name)} here")
+            try:
+                snapshot = SnapshotFile(self._folder / name.file, in_memory=not self._durable)
+                if not self._durable:
+                    fcntl.flock(snapshot.file, fcntl.LOCK_SH)  # nobody may write it over
+            except (ArenaInvalid, OSError) as error:
+                self._forget(name)
+                raise ReplicaError(f"the replica of {label(name)} is gone: {error}") from error
         with suppress(ArenaInvalid):
             if snapshot.offer(0) == offer:
                 return snapshot
         snapshot.close()
-        self._forget(name)
+        with self._lock:
+            self._forget(name)
         raise ReplicaError(f"the replica of {label(name)} is spoilt")
 
     def room_for(self, offer: Offer) -> Share:
@@ -85,6 +94,8 @@ class Shelf:
             ReplicaError: There is not enough, with the numbers.
         """
         with self._lock:
+            if (spare := self._spares.take(offer.capacities.file_nbytes)) is not None:
+                return Share(self._room, 0, spare)
             try:
                 return self._room.share(offer.total)
             except ReplicaError as error:
@@ -95,16 +106,19 @@ class Shelf:
             return self._room.share(offer.total)
 
     def keep(self, offer: Offer, source: Source, share: Share) -> None:
-        """Take a snapshot in, into the room that was taken for it.
+        """Take a snapshot in, into the room that was taken for it; `tidy` after that.
 
         Raises:
             ReplicaError: What came is not what was offered, or broke off.
             OSError: It broke off, or could not be written.
         """
-        path = self._folder / f"{_COMING}{secrets.token_hex(8)}"
+        path = self._hidden(_COMING)
+        view = share.spare.view if share.spare is not None else None
         try:
-            with FileIO(path, "x+") as file:
-                take(offer, source, file, share)
+            if share.spare is not None:
+                share.spare.path.replace(path)
+            with FileIO(path, "x+" if view is None else "r+") as file:
+                take(offer, source, file, share, view)
                 if self._durable:
                     os.fsync(file.fileno())
             path.replace(self._folder / offer.name.file)
@@ -112,28 +126,48 @@ class Shelf:
                 fsync_folder(self._folder)
             with self._lock:
                 self._held[offer.name] = offer
-                self._tidy()
         finally:
             path.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Drop what is no longer needed; its memory is kept for what comes next."""
+        with self._lock:
+            gone = outdated(self._held)
+            most = len({name.rank for name in self._held})
+            aside = [found for name in gone if (found := self._set_aside(name)) is not None]
+        for path in aside:
+            self._spares.add(path, most)
+
+    def drop_idle(self) -> None:
+        """Give back memory that was kept and has not been needed for a while."""
+        self._spares.drop_idle()
 
     def clear(self) -> None:
         """Drop everything."""
         with self._lock:
             for name in tuple(self._held):
                 self._drop(name)
+        self._spares.drop()
+
+    def _hidden(self, prefix: str) -> Path:
+        return self._folder / f"{prefix}{secrets.token_hex(8)}"
 
     def _older_of_two(self, rank: int) -> Name | None:
         names = sorted(name for name in self._held if name.rank == rank)
         return names[0] if len(names) > 1 else None
 
-    def _tidy(self) -> None:
-        for name in outdated(self._held):
+    def _set_aside(self, name: Name) -> Path | None:
+        """Drop a replica; return its file when that can be used again."""
+        aside = self._hidden(_SPARE)
+        if self._durable or not set_aside(self._folder / name.file, aside):
             self._drop(name)
+            return None
+        self._held.pop(name)
+        return aside
 
     def _forget(self, name: Name) -> None:
         _log.warning("the replica of %s cannot be read; dropped", label(name))
-        with self._lock:
-            self._drop(name)
+        self._drop(name)
 
     def _drop(self, name: Name) -> None:
         self._held.pop(name, None)

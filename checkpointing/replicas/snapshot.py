@@ -26,13 +26,15 @@ class SnapshotFile:
 
     Args:
         path: The file.
+        in_memory: It lies in no disk, whose errors would come as signals where it is mapped.
 
     Raises:
         ArenaInvalid: Not an arena, or shorter than it says.
         FileNotFoundError: No such file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, in_memory: bool = False) -> None:
+        self.in_memory = in_memory
         self.file = path.open("r+b", buffering=0)
         try:
             size = os.fstat(self.file.fileno()).st_size

@@ -13,7 +13,7 @@ from checkpointing.extents import Extent
 from checkpointing.replicas.replica import Offer
 from checkpointing.replicas.room import Share
 from checkpointing.replicas.snapshot import Source
-from checkpointing.stage.arena import PAGE, Capacities, Header
+from checkpointing.stage.arena import PAGE, Header
 from checkpointing.stage.meta import Meta
 
 _PIECE: Final = 1 << 20  # summed and written while it is in the cache
@@ -120,27 +120,52 @@ class _Writer:
             self._finish_one()
 
 
-def take(offer: Offer, source: Source, file: FileIO, share: Share) -> None:
+class _Mapping:
+    """The same for memory that is mapped: the pieces come to where they stay, and nowhere else."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """Return the place of the next piece."""
+        return self._view[:nbytes]
+
+    def write(self, piece: memoryview) -> None:
+        """Go on behind it."""
+        self._view = self._view[piece.nbytes :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._view = memoryview(b"")
+
+
+def take(
+    offer: Offer, source: Source, file: FileIO, share: Share, mapped: memoryview | None = None
+) -> None:
     """Write a snapshot as slot 0 of an arena file with one slot.
 
     Args:
         offer: What describes it.
         source: Where its bytes come from.
-        file: An empty one.
+        file: An empty one, or one that is written over.
         share: The room that was taken for it.
+        mapped: All of the file, mapped, if it has its size already.
 
     Raises:
         ReplicaCorrupt: What came is not what was offered; all of it was read, unless its meta was
             already wrong.
         OSError: The source has broken off, or there is no room left.
     """
-    capacities = Capacities(meta=offer.meta_room, data=offer.data_room, slots=1)
+    capacities = offer.capacities
     fd = file.fileno()
     packed = bytearray(offer.meta_nbytes)
     source.read_into(memoryview(packed))
     check = Check(_extents(bytes(packed), offer), offer.nbytes)
     _write(fd, memoryview(packed), capacities.meta_at(0))
-    with _Writer(fd, capacities.data_at(0), share) as writer:
+    at = capacities.data_at(0)
+    with _Writer(fd, at, share) if mapped is None else _Mapping(mapped[at:]) as writer:
         for at in range(0, offer.nbytes, _PIECE):
             piece = writer.buffer(min(_PIECE, offer.nbytes - at))
             source.read_into(piece)

@@ -28,6 +28,7 @@ from checkpointing.store.pace import Pacer
 from checkpointing.store.ration import Ration
 from checkpointing.watched import verbs
 from checkpointing.watched.disk import Finished
+from checkpointing.watched.places import conflict, folder_of
 from checkpointing.watched.rules import Rules
 from checkpointing.watched.watching import Watching
 
@@ -138,12 +139,7 @@ def _options() -> argparse.Namespace:
 def _store(options: argparse.Namespace) -> ObjectStore:
     if not options.store or not options.name:
         raise ValueError("say --store and --name")
-    if options.store.startswith("{"):
-        config = StoreConfig.from_json(options.store)
-    else:
-        config = StoreConfig(
-            url=options.store, endpoint_url=options.endpoint_url, region=options.region
-        )
+    config = _config(options)
     most = options.max_bytes_per_s or config.max_bytes_per_s
     try:
         check_key(options.name)
@@ -153,6 +149,12 @@ def _store(options: argparse.Namespace) -> ObjectStore:
         raise ValueError(str(error)) from error
 
 
+def _config(options: argparse.Namespace) -> StoreConfig:
+    if options.store.startswith("{"):
+        return StoreConfig.from_json(options.store)
+    return StoreConfig(url=options.store, endpoint_url=options.endpoint_url, region=options.region)
+
+
 def _rules(options: argparse.Namespace) -> Rules:
     if options.dir is None or not options.pattern:
         raise ValueError("watching needs --dir and --pattern")
@@ -160,6 +162,10 @@ def _rules(options: argparse.Namespace) -> Rules:
         raise ValueError("--finished marker needs --marker")
     if options.keep < 0 or options.nodes < 1:
         raise ValueError("--keep is at least 0 and --nodes at least 1")
+    store = folder_of(_config(options).url)
+    others = {} if store is None else {"the store": store.resolve()}
+    if why := conflict(options.dir.resolve(), options.pattern, others):
+        raise ValueError(f"--dir: {why}")
     return Rules(
         directory=options.dir,
         pattern=options.pattern,

@@ -55,6 +55,9 @@ def fetch(
         place.mkdir(mode=0o700)
         for part in parts:
             _write(store, prefix, part, place)
+        # Only now: another node's part may have a file too, and it may be one that is only read.
+        for path, file in {file.path: file for part in parts for file in part.files}.items():
+            _settle(place / path, file)
         _finish_folder(place, parts)
         whole = place / commit.entry if single else place
         if os.path.lexists(target):  # a rename would replace a file, and an empty folder
@@ -149,7 +152,6 @@ def _write(store: ObjectStore, prefix: str, part: Part, place: Path) -> None:
     for file in part.files:
         if combine(sums[file.path]) != file.crc64:
             raise RestoreFailed(f"{part.entry}/{file.path}: its bytes fail their CRC")
-        _settle(place / file.path, file)
 
 
 def _put(path: Path, at: int, data: memoryview) -> None:

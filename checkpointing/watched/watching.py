@@ -205,10 +205,13 @@ class Watching:
             begun = self._clock()
             state.uploaded = self._keeper.upload(name, state.seen)
             nbytes, took_s = state.uploaded.part.nbytes, self._clock() - begun
-            self._event("uploaded", name, nbytes=nbytes, upload_s=took_s)
-        done = state.uploaded.committed or self._keeper.commit(state.uploaded)
+            if state.uploaded.committed is None:
+                self._event("uploaded", name, nbytes=nbytes, upload_s=took_s)
+        before = state.uploaded.committed
+        done = before or self._keeper.commit(state.uploaded)
         state.committed, state.tries = done, 0
-        self._event("committed", name, nbytes=done.commit.nbytes, version=done.version)
+        word = "committed" if before is None else "known"
+        self._event(word, name, nbytes=done.commit.nbytes, version=done.version)
         if odd := state.seen.odd:
             self._say(name, state, f"{odd[0]} is no file of it and not kept: it is not deleted")
 

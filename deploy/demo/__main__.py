@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final, NoReturn
 
 from checkpointing.content import content_sha256
 from checkpointing.store.base import StoreConfig, open_store
@@ -22,6 +23,7 @@ from deploy.demo.scenario import Blow, break_it
 from deploy.demo.screen import Screen, show_result
 
 LEAST_STEPS = 200
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -49,7 +51,8 @@ def main() -> int:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (out / "demo.txt").write_text("Made by python -m deploy.demo; may be removed.\n", "utf-8")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what it started, too
+    for signum in _ENDS:
+        signal.signal(signum, _interrupt)
     try:
         return demo(options, out)
     except (DemoError, ServerError) as error:
@@ -58,6 +61,13 @@ def main() -> int:
     except KeyboardInterrupt:
         sys.stderr.write("demo: interrupted; everything it started has been ended\n")
         return 130
+
+
+def _interrupt(_signum: int, _frame: object) -> NoReturn:
+    """End what was started, once: a second signal must not break that off, and it takes seconds."""
+    for signum in _ENDS:
+        signal.signal(signum, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def demo(options: argparse.Namespace, out: Path) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.demo.processes import agent_pid, end_run, is_alive, kill, power_off
+from orchestrator.agent.lifeline import die_with_parent
 from orchestrator.config import RunConfig, load
 from orchestrator.core.events import RanksStarted
 from orchestrator.core.record import Record
@@ -51,6 +52,8 @@ agent_lost_s = 10.0
 step_s = 60.0
 init_s = 120.0
 kill_grace_s = 3.0
+# Of a demo that was killed itself nothing is left after a minute.
+supervisor_lost_s = 60.0
 """
 
 
@@ -99,6 +102,7 @@ class Run:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # the terminal's Ctrl-C is for the demo to handle
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it only calls prctl
             )
 
     def refresh(self) -> None:

@@ -22,6 +22,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from orchestrator.agent.lifeline import die_with_parent
+
 REGION: Final = "us-east-1"
 _HOST: Final = "127.0.0.1"
 _STARTS: Final = 3
@@ -37,6 +39,8 @@ class ServerError(Exception):
 
 class S3Server:
     """Runs while the context is open; its data stay in the folder.
+
+    It also ends when the thread that opened the context does, by whatever.
 
     Args:
         folder: Existing folder for data, configuration and log.
@@ -132,6 +136,7 @@ class S3Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C of the terminal is for the demo, not for us
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it only calls prctl
             )
         self._wait_for_put(self._process)
 

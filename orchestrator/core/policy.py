@@ -27,6 +27,7 @@ class Policy:
         max_lost_work_s: Most work, in seconds, that one fault may cost (RPO).
         max_overhead: Largest share of time that saving may take, 0..1.
         prior_per_1000_node_days: Expected faults before any were seen.
+        memory_interval_steps: Saves in memory are made at least this often; 0: with the store's.
         peers: Whether nodes keep copies of each other's memory.
         fetch_timeout_s: Longest time for bringing such copies back before ranks start.
         watches: Whether each node keeps the folders that the job writes by itself.
@@ -49,6 +50,7 @@ class Policy:
     max_lost_work_s: float = 1_800.0
     max_overhead: float = 0.02
     prior_per_1000_node_days: float = 24.0
+    memory_interval_steps: int = 0
     peers: bool = False
     fetch_timeout_s: float = 600.0
     watches: bool = False

@@ -164,7 +164,8 @@ class Executor:
             case Snapshot() as snapshot:
                 step = max(snapshot.step, self._context.step_ahead())
                 order = Control(attempt=snapshot.attempt, snapshot_step=step)
-                return await self._order_all(pending.key, snapshot.attempt, order)
+                ok, why = await self._order_all(pending.key, snapshot.attempt, order)
+                return ok, why or f"at step {step}"
             case Finish():
                 return await self._finish(pending.key)
             case _:

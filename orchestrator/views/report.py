@@ -48,7 +48,10 @@ class Report:
 
 
 def build(
-    records: Sequence[Record], losses: tuple[Loss, ...], reference: Reference | None = None
+    records: Sequence[Record],
+    losses: tuple[Loss, ...],
+    reference: Reference | None = None,
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> Report:
     """Build the report of a journal; without the job's own losses the journal's coarse ones."""
     state, history = History.of(records)
@@ -56,7 +59,7 @@ def build(
     curves = by_attempt(losses) if losses else _journal_curves(history)
     curve = kept_curve(losses) if losses else _kept(curves)
     return Report(
-        status=status(state, history, state.at),
+        status=status(state, history, state.at, earlier=earlier),
         goodput=goodput,
         timeline=timeline(state, history, goodput),
         curve=curve,

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
 from orchestrator.views.palette import COLOR, INCIDENT, LABEL, REFERENCE
+from orchestrator.views.parts import covers_words
 from orchestrator.views.report import Report, agreement_words
 from orchestrator.views.saves import cost_words, missed_words, retry_words
 from orchestrator.views.svg import loss_svg, timeline_svg, used
@@ -29,7 +30,7 @@ def render_html(report: Report) -> str:
         "TITLE": html.escape(f"{report.name} - everstep report"),
         "NAME": html.escape(report.name),
         "PILL": _pill(status),
-        "HEADLINE": html.escape(status["headline"]),
+        "HEADLINE": html.escape(_headline(status)),
         "STAMP": html.escape(date(report.timeline.start)),
         "TILES": "".join(_tile(*tile) for tile in tiles),
         "BAR": _bar(report),
@@ -42,6 +43,11 @@ def render_html(report: Report) -> str:
     }.items():
         page = page.replace(f"@@{mark}@@", text)
     return page
+
+
+def _headline(status: dict[str, Any]) -> str:
+    covers = covers_words(status)
+    return f"{status['headline']}. This covers {covers}." if covers else str(status["headline"])
 
 
 @cache

@@ -1,6 +1,7 @@
 """Where a run stands, as one JSON object: for `--json`, the status page and the terminal."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.core import budgets
@@ -31,7 +32,11 @@ PHASE_WORDS: dict[RunPhase, str] = {
 
 
 def status(
-    state: State, history: History, now: float, supervisor: dict[str, Any] | None = None
+    state: State,
+    history: History,
+    now: float,
+    supervisor: dict[str, Any] | None = None,
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return everything that a person asks first.
 
@@ -40,6 +45,7 @@ def status(
         history: Its past.
         now: Unix seconds.
         supervisor: What is known of it from elsewhere: `url`, `alive` (None: not asked).
+        earlier: What came before the state's journal, from `orchestrator.views.parts`.
     """
     return {
         "run": state.run.run if state.run else None,
@@ -47,6 +53,8 @@ def status(
         "headline": headline(state),
         "at": now,
         "seq": state.seq,
+        "since": state.requested_at,
+        "earlier": list(earlier),
         "outcome": state.outcome.value if state.outcome else None,
         "outcome_reason": state.outcome_reason or None,
         "waiting_for": state.waiting_for or None,
@@ -200,9 +208,10 @@ def _budget(state: State, now: float) -> list[dict[str, Any]]:
     rows = []
     for name, allowed in sorted(state.policy.budget.items()):
         used = len(budgets.spent(state, name, now))
-        rows.append(
-            {"class": name, "allowed": allowed, "spent": used, "left": max(0, allowed - used)}
-        )
+        forgiven = sum(i.fault_class == name and i.forgiven for i in state.incidents)
+        left = max(0, allowed - used)
+        row = {"class": name, "allowed": allowed, "spent": used, "left": left}
+        rows.append({**row, "forgiven": forgiven})
     return rows
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from orchestrator.views.goodput import Use
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
 from orchestrator.views.palette import COLOR, LABEL
+from orchestrator.views.parts import covers_words
 from orchestrator.views.saves import cost_words, missed_words, retry_words
 from orchestrator.views.units import (
     NOT_MEASURED,
@@ -62,11 +63,18 @@ def title_line(status: dict[str, Any]) -> Text:
     return Text.assemble(name, "  ", (word, f"bold {MOOD.get(word, 'yellow')}"))
 
 
+def covers_rows(body: dict[str, Any]) -> list[tuple[str, RenderableType]]:
+    """Say first what is left out of everything below, if anything is."""
+    words = covers_words(body)
+    return [("covers", Text(words, style="yellow"))] if words else []
+
+
 def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     """Render the facts of a status, one per line."""
     progress, saves, attempt = status["progress"], status["checkpoints"], status["attempt"]
     goodput, supervisor = status["goodput"], status["supervisor"]
-    rows: list[tuple[str, RenderableType]] = [("progress", progress_words(progress))]
+    rows: list[tuple[str, RenderableType]] = covers_rows(status)
+    rows.append(("progress", progress_words(progress)))
     if attempt is not None:
         rows.append(("attempt", attempt_words(attempt)))
     rows.append(("checkpoint", checkpoint_words(saves)))
@@ -78,7 +86,7 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         rows.append(("problem", Text(saves["problem"], style="yellow")))
     spent = f"{percent(goodput['ratio'])} of {seconds(goodput['wall_s'])}"
     rows.append(("goodput", spent))
-    left = ", ".join(f"{b['left']} of {b['allowed']} {b['class']}" for b in status["budget"])
+    left = ", ".join(map(_budget_words, status["budget"]))
     rows.append(("restarts left", left or "no bound"))
     if status["breaker_open"]:
         text = "too many nodes were excluded lately: none is excluded any more; see everstep nodes"
@@ -89,6 +97,12 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     where = [supervisor["holder"], f"lease {supervisor['epoch']}", supervisor.get("url"), alive]
     rows.append(("supervisor", ", ".join(str(part) for part in where if part)))
     return rows
+
+
+def _budget_words(budget: dict[str, Any]) -> str:
+    """Say what is left; what a checkpoint after it made good does not count any more."""
+    words = f"{budget['left']} of {budget['allowed']} {budget['class']}"
+    return f"{words} ({budget['forgiven']} forgiven)" if budget["forgiven"] else words
 
 
 def progress_words(progress: dict[str, Any]) -> str:
@@ -238,6 +252,7 @@ def report_view(body: dict[str, Any]) -> RenderableType:
     steps = sum(row["steps_lost"] or 0 for row in body["incidents"])
     productive = seconds(body["goodput"]["seconds"][Use.STEP.value])
     rows: list[tuple[str, RenderableType]] = [
+        *covers_rows(body),
         ("goodput", f"{percent(body['goodput']['ratio'])}: {productive} productive"),
         ("wall time", seconds(body["goodput"]["wall_s"])),
         ("progress", progress_words({**body["progress"], "last_step_age_s": None})),

@@ -68,6 +68,7 @@ def _maker(folder: Path) -> Iterator[MakeRun]:
         workdir: Path | None = None,
         job: str = "",
         checkpoint: str = "",
+        env: dict[str, str] | None = None,
     ) -> Run:
         toml = folder / f"{name}.toml"
         if store is not None:
@@ -88,7 +89,7 @@ def _maker(folder: Path) -> Iterator[MakeRun]:
             ),
             encoding="utf-8",
         )
-        run = Run(toml, {}, lambda _: None)
+        run = Run(toml, env or {}, lambda _: None)
         runs.append(run)
         return run
 

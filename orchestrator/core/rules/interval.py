@@ -63,12 +63,16 @@ def measured_inputs(state: State, policy: Policy) -> TunerInputs | None:
         max_overhead=policy.max_overhead,
         max_lost_work_s=policy.max_lost_work_s,
         interval_steps=state.interval_steps,
+        memory_steps=policy.memory_interval_steps,
     )
 
 
 def as_numbers(inputs: TunerInputs) -> dict[str, float]:
     """List the inputs by name, for the journal."""
-    return {name: float(getattr(inputs, name)) for name in inputs.__dataclass_fields__}
+    values = {name: float(getattr(inputs, name)) for name in inputs.__dataclass_fields__}
+    if not inputs.memory_steps:  # as in journals from before there were such saves
+        del values["memory_steps"]
+    return values
 
 
 def _p90(values: tuple[float, ...]) -> float:

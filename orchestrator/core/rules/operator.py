@@ -85,7 +85,7 @@ def snapshot(state: State, now: float, policy: Policy) -> Decision | None:
     if attempt.first_step_at is None:
         return None
     step = attempt.max_step + steps_ahead(state)
-    reason = f"the operator asked for a snapshot: all ranks save at step {step}"
+    reason = f"the operator asked for a snapshot: all ranks save at step {step} or soon after"
     evidence = (state.snapshot_requested_seq,)
     action = Snapshot(attempt=attempt.number, step=step)
     return make(state, "operator.snapshot", action, reason, evidence, evidence[0])

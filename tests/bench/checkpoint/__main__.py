@@ -4,6 +4,8 @@ Two ranks, as real processes, hold the state of a transformer with AdamW: 1 GiB,
 The S3 server is SeaweedFS on loopback, its data on a disk. What is compared runs in turn against
 the same server, and the medians count, after one warm-up. Peers that are no dependencies are
 installed into an environment of their own. `--quick` takes a small state and leaves those out.
+Saves copy before they return, as they do by default; rows that overlap them say so. `--only`
+measures the rows of one name, so that the bench can be run in pieces.
 """
 
 import argparse

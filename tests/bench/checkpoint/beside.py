@@ -12,7 +12,7 @@ from tests.bench.checkpoint.children import Failed, World, cpu_s
 from tests.bench.checkpoint.node import Node, Setup, Uploader, node, s3_server, uploader
 from tests.bench.checkpoint.rows import Row, Target
 
-FIGURES = ("beside",)
+FIGURES = ("beside-pinned", "beside-free", "beside-slow")
 _TOKENS = 16
 _BUDGET = 20e6
 _SLOW_MIB = 256  # of state at most with it: an upload of 1 GiB takes a minute
@@ -26,12 +26,11 @@ def targets(setup: Setup) -> dict[str, list[Target]]:
     figure = f"step while uploading, {setup.what}"
     free, slow = "processes not pinned", f"not pinned, {_BUDGET / 1e6:.0f} MB/s budget"
     pinned = "ranks on one core, uploader and server on another"
+    slow_figure = f"step while uploading, {_smaller(setup).what}, {slow}"
     return {
-        "beside": [
-            Target(figure=f"{figure}, {pinned}", peer=_PEER, limit=1.05),
-            Target(figure=f"{figure}, {free}", peer=_PEER),
-            Target(figure=f"step while uploading, {_smaller(setup).what}, {slow}", peer=_PEER),
-        ]
+        "beside-pinned": [Target(figure=f"{figure}, {pinned}", peer=_PEER, limit=1.05)],
+        "beside-free": [Target(figure=f"{figure}, {free}", peer=_PEER)],
+        "beside-slow": [Target(figure=slow_figure, peer=_PEER)],
     }
 
 
@@ -45,18 +44,24 @@ class _Way:
 
 def measure(setup: Setup, wanted: AbstractSet[str]) -> list[Row]:
     """Train with and without an upload in turn."""
-    aims = targets(setup)["beside"]
+    aims = {name: found[0] for name, found in targets(setup).items()}
     cores = sorted(os.sched_getaffinity(0))
+    ways = {
+        "beside-pinned": _Way(ranks=cores[0], others=cores[-1], rounds=1 + setup.repeats),
+        "beside-free": _Way(rounds=1 + min(3, setup.repeats)),
+        "beside-slow": _Way(rounds=1, budget=_BUDGET),
+    }
     found = []
-    if len(cores) > 1:
-        pinned = _Way(ranks=cores[0], others=cores[1], rounds=1 + setup.repeats)
-        found.append(_measured(setup, aims[0], pinned))
-    else:
-        found.append(rows.missing(aims[0], "there is only one core"))
-    if setup.quick:
-        return found + [rows.missing(aim, "left out by --quick") for aim in aims[1:]]
-    found.append(_measured(setup, aims[1], _Way(rounds=1 + min(3, setup.repeats))))
-    found.append(_measured(_smaller(setup), aims[2], _Way(rounds=1, budget=_BUDGET)))
+    for name in FIGURES:
+        if name not in wanted:
+            continue
+        if name == "beside-pinned" and len(cores) == 1:
+            found.append(rows.missing(aims[name], "there is only one core"))
+        elif name != "beside-pinned" and setup.quick:
+            found.append(rows.missing(aims[name], "left out by --quick"))
+        else:
+            place = _smaller(setup) if name == "beside-slow" else setup
+            found.append(_measured(place, aims[name], ways[name]))
     return found
 
 

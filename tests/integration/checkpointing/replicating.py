@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,21 +30,31 @@ class ReplicaNode:
     Args:
         folder: Of this node.
         options: More arguments of the process.
+        under: A command that becomes the process.
     """
 
-    def __init__(self, folder: Path, *options: str, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        rank: int = 0,
+        world: int = 1,
+        under: Sequence[str | Path] = (),
+    ) -> None:
         folder.mkdir()
         self.folder = folder
         self.disk = folder.parent / "disk"
         self.arena = folder / f"arena-{rank}"
         self.events: list[dict[str, Any]] = []
         self._options = options
+        self._under = under
         self._rank, self._world = rank, world
         self._stager = Stager(self.arena, attempt=1, rank=rank, world=world)
         self.start()
 
     def start(self, token: str = TOKEN) -> None:
         command = [
+            *map(str, self._under),
             *(sys.executable, "-m", "checkpointing.replicas", "--dir", str(self.folder)),
             *("--run", "r", "--node", "n", "--host", "127.0.0.1", "--disk", str(self.disk)),
             *("--until-eof", *self._options),

@@ -158,3 +158,38 @@ def test_repeated_choices_settle() -> None:
         steps = choose(replace(INPUTS, interval_steps=steps)).interval_steps
     assert not choose(replace(INPUTS, interval_steps=steps)).move
     assert steps == pytest.approx(optimum_s(FLEET, RATE), rel=0.21)
+
+
+# A save in memory every 50 steps stalls for 3 of 50 seconds: 6 %.
+TIERED = replace(INPUTS, memory_steps=50, interval_steps=600)
+
+
+def test_saves_in_memory_cost_goodput_and_are_said() -> None:
+    alone, tiered = choose(replace(TIERED, memory_steps=0)), choose(TIERED)
+    assert tiered.interval_steps == alone.interval_steps
+    more = 3 / 50 - 3 / alone.interval_steps
+    assert alone.goodput - tiered.goodput == pytest.approx(more)
+    assert "saves in memory every 50 steps take 6.0%" in tiered.reason
+    assert "memory" not in alone.reason
+
+
+def test_saves_in_memory_above_the_largest_share_are_named_as_the_reason() -> None:
+    limited = choose(replace(TIERED, max_overhead=0.02))
+    assert "more than the 2.0% wanted: only fewer of them help" in limited.reason
+    assert "more than" not in choose(replace(TIERED, max_overhead=0.07)).reason
+
+
+def test_an_interval_longer_than_memorys_keeps_no_more_stalls_away() -> None:
+    """Under 1 % alone it would be 660 s; of that the uploads need 360 s at 1 % left of 7 %."""
+    dear = replace(TIERED, faults=50, exposure_node_s=128 * 86_400.0, interval_steps=0)
+    alone = choose(replace(dear, memory_steps=0, max_overhead=0.01))
+    assert (alone.interval_steps, alone.binding) == (660, Binding.OVERHEAD)
+    beside = choose(replace(dear, max_overhead=0.07))
+    assert beside.interval_steps < 400
+    assert beside.binding is not Binding.LOST_WORK
+
+
+@given(st.integers(1, 2000), st.integers(0, 2000), st.floats(0.001, 0.9))
+def test_goodput_is_a_share_whatever_memory_takes(steps: int, memory: int, most: float) -> None:
+    choice = choose(replace(INPUTS, interval_steps=steps, memory_steps=memory, max_overhead=most))
+    assert 0 <= choice.goodput <= 1

@@ -193,7 +193,9 @@ def test_what_was_fetched_is_known_and_not_kept_twice(watch: Watch, tmp_path: Pa
     other = Watch(tmp_path, {"out": "back"})
     assert watch.fetched() == SMALL
     other.poll()
-    assert other.told("committed") == ["checkpoint-1"]
+    assert other.told("known") == ["checkpoint-1"]
+    assert not other.told("uploaded")
+    assert not other.told("committed")
     assert content(tmp_path / "store") == before
 
 
@@ -331,7 +333,7 @@ def test_of_two_that_watch_one_folder_the_second_waits_until_the_first_is_gone(
     assert not two.events
     one.watching.close()
     two.poll()
-    assert two.told("committed") == ["checkpoint-1"]
+    assert two.told("known") == ["checkpoint-1"]
     assert two.committed() == {"checkpoint-1": 1}
 
 

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import stat
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from checkpointing.watched.disk import Finished, Look, look
 from checkpointing.watched.sending import Sending
 from tests.unit.checkpointing.watched import NAME, Watch, content, write
 
+NOBODY = 65_534
 SMALL = {"model.bin": b"m" * 5000, "sub/rng.bin": b"r" * 17, "empty": b""}
 
 
@@ -184,3 +188,46 @@ def test_pieces_that_are_sent_are_remembered_no_longer_and_failures_are_noticed(
     sending._running[0].set_exception(StoreUnavailable("gone"))
     with pytest.raises(CheckpointingError, match="gone"):
         sending._buffer()
+
+
+def test_the_store_itself_is_not_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["watched", "--store", tmp_path.as_uri(), "--name", "run", "--pattern", "*", "--once"]
+    monkeypatch.setattr("sys.argv", [*words, "--delete", "--dir", str(tmp_path / "run")])
+    assert process.main() == 2
+    line = capsys.readouterr().err
+    assert line.startswith("watched: --dir: ")
+    assert "is inside of the store" in line
+
+
+@contextmanager
+def as_a_user() -> Iterator[Path]:
+    """Go on as somebody whom file modes bind, with a folder of his own."""
+    with tempfile.TemporaryDirectory(prefix="everstep-test-") as name:
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.chown(name, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            if is_root:
+                os.seteuid(0)
+
+
+def test_files_that_are_only_read_come_back_from_several_nodes_to_a_user() -> None:
+    with as_a_user() as home:
+        rules: dict[str, Any] = {"nodes": 2}
+        one, two = (Watch(home, {**rules, "node": node, "out": f"out-{node}"}) for node in "ab")
+        for watch, own in ((one, b"0"), (two, b"1")):
+            write(watch.out / "checkpoint-1", {"config": b"c", f"rank-{own.decode()}": own})
+            for path in (watch.out / "checkpoint-1").iterdir():
+                path.chmod(0o444)
+                os.utime(path, ns=(1, 1))
+        for watch in (one, two, one):
+            watch.poll()
+        back = one.fetched(node="c", into="back")
+        assert back == {"config": b"c", "rank-0": b"0", "rank-1": b"1"}
+        (config,) = (home / "back").glob("*/config")
+        assert stat.S_IMODE(config.stat().st_mode) == 0o444

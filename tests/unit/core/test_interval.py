@@ -40,6 +40,17 @@ def test_the_interval_follows_what_was_measured() -> None:
     assert story.state.interval_steps == action.interval_steps
 
 
+def test_saves_in_memory_are_among_what_was_measured() -> None:
+    tuned = policy(tune_interval=True, memory_interval_steps=4)
+    action = saved(Story(policy=tuned).running(step=1), 10, 20).decides_one().action
+    assert isinstance(action, SetInterval)
+    assert action.inputs["memory_steps"] == 4.0
+    before = measured().decides_one().action
+    assert isinstance(before, SetInterval)
+    assert "memory_steps" not in before.inputs
+    assert action.goodput < before.goodput
+
+
 def test_one_commit_is_not_enough_to_move() -> None:
     assert saved(Story(policy=TUNED).running(step=1), 10).decides() == []
 

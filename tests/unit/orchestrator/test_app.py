@@ -186,6 +186,63 @@ def test_a_store_that_is_no_folder_is_named(tmp_path: Path, place: str) -> None:
     assert place in line
 
 
+def test_a_store_beside_a_watched_folder_is_fine(tmp_path: Path) -> None:
+    """A trainer may write beside the run and its store, and into the run's directory."""
+    (tmp_path / "store").mkdir()
+    for folder in (tmp_path, tmp_path / "out", tmp_path / "small" / "output"):
+        preflight(watching(tmp_path, folder))
+
+
+def watching(folder: Path, place: Path, pattern: str = "checkpoint-*") -> RunConfig:
+    watch = {"dir": str(place), "pattern": pattern, "delete": True}
+    store = (folder / "store").as_uri()
+    disk = str(folder / "disk")
+    return run_config(folder, checkpoint={"store": store, "disk_dir": disk, "watch": watch})
+
+
+@pytest.mark.parametrize(
+    ("place", "pattern"),
+    [
+        ("file", "*"),
+        ("file/below", "*"),
+        ("/proc/1/task", "*"),
+        ("store", "*"),
+        ("store/small/watched", "c*"),
+        ("link", "*"),
+        ("", "s*"),
+        ("", "[d-e]*"),
+        ("small", "*"),
+        ("small/nodes", "*"),
+        ("disk/out", "*"),
+    ],
+)
+def test_a_folder_that_cannot_be_watched_is_named(tmp_path: Path, place: str, pattern: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "link").symlink_to("store/small")
+    line = refused(watching(tmp_path, tmp_path / place, pattern))
+    assert line.startswith("checkpoint.watch.dir: ")
+    assert "; " in line
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/disk", "dangling"])
+def test_a_disk_that_takes_no_file_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    line = refused(run_config(tmp_path, checkpoint={"disk_dir": str(tmp_path / place)}))
+    assert line.startswith("checkpoint.disk_dir: ")
+    assert line.endswith("; choose another")
+
+
+def test_disks_of_other_machines_are_theirs_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    config = slurm_here(tmp_path, monkeypatch, 30.0)
+    disk = config.checkpoint.model_copy(update={"disk_dir": tmp_path / "file"})
+    preflight(config.model_copy(update={"checkpoint": disk}))
+
+
 def story(config: RunConfig, *events: Event) -> Path:
     """Write the journal of a run that things happened to."""
     path = config.run_dir / "journal.jsonl"
@@ -253,6 +310,17 @@ def test_an_ended_run_goes_on_in_a_new_journal_and_keeps_the_old_one(
         assert kept.read_bytes() == content
         assert not path.exists()
         assert not (config.run_dir / "nodes").exists()
+
+
+def test_a_finished_run_goes_on_when_more_is_wanted_of_it(tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    read = ev.CatalogueRead(commits=((40, 3),))
+    path = story(config, read, *over(Outcome.FINISHED))
+    with pytest.raises(PreconditionError, match="--more"):
+        app.prepare(config)
+    state, _ = app.prepare(config, more=True)
+    assert (state.run, state.last_attempt) == (None, 3)
+    assert path.with_name("journal-0001.jsonl").exists()
 
 
 @pytest.mark.parametrize("empty", [True, False])

@@ -299,9 +299,9 @@ def test_what_cannot_be_exported_is_one_line(
     (tmp_path / "full" / "x").touch()
     code, _, err = moe("export", "--to", "full")
     assert (code, err.count("\n")) == (ExitCode.USAGE, 1)
-    assert "--to: full: exists and is no empty folder" in err
+    assert "everstep: full: exists and is no empty folder" in err
     code, _, err = moe("export", "--to", "out", "--subtree", "weights")
-    assert (code, err) == (ExitCode.USAGE, "everstep: --to: no tensors below 'weights'\n")
+    assert (code, err) == (ExitCode.USAGE, "everstep: no tensors below 'weights'\n")
     (tmp_path / "file").touch()
     code, _, err = moe("export", "--to", "file/out")
     assert (code, err.count("\n")) == (ExitCode.PRECONDITION, 1)

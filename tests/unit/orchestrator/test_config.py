@@ -2,12 +2,18 @@ import itertools
 import json
 import stat
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from checkpointing.tiers import Rhythm
 from orchestrator.config import RunConfig, freeze, load, parse, thaw
+from orchestrator.config_base import Section
 from orchestrator.errors import ConfigError, NotFound
 from orchestrator.preflight import timeouts_table
 
@@ -17,6 +23,15 @@ SLURM = LEAST + '[nodes]\nlauncher = "slurm"\n'
 STORED = LEAST + '[checkpoint]\nstore = "file:///s"\n'
 WATCH = '[checkpoint.watch]\ndir = "out"\npattern = "c-*"\n'
 ON_SLURM = SLURM + '[server]\nhost = "10.0.0.1"\n[slurm]\n'
+
+
+NUMBER = {int, float}
+
+
+def scalars(field: FieldInfo) -> tuple[Any, ...]:
+    """Return a field's type, or those of its union, without what is said about them."""
+    inside = typing.get_args(field.annotation) or (field.annotation,)
+    return tuple(getattr(kind, "__origin__", kind) for kind in inside)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -71,7 +86,7 @@ MISTAKES = [
     (LEAST + "[checkpoint]\nstage_wait_s = 9", "checkpoint", 'stage_policy = "wait"'),
     (LEAST + '[checkpoint]\non_other_world = "cast"', "checkpoint.on_other_world", "'fresh'"),
     (LEAST + "[checkpoint]\nmax_bytes_per_s = 0", "checkpoint.max_bytes_per_s", "to 1"),
-    (LEAST + "[checkpoint]\nmax_bytes_per_s = inf", "checkpoint.max_bytes_per_s", "less than"),
+    (LEAST + "[checkpoint]\nmax_bytes_per_s = inf", "checkpoint.max_bytes_per_s", "finite"),
     (LEAST + '[checkpoint]\ndisk_dir = "d"', "checkpoint", "absolute"),
     (LEAST + '[checkpoint]\ndisk_dir = "/d\\u0000"', "checkpoint", "NUL"),
     (LEAST + '[nodes]\nmemory_dir = "/d\\u0000"', "nodes", "NUL"),
@@ -88,11 +103,22 @@ MISTAKES = [
     (KEEP + "ages_s = nan", "checkpoint.keep.ages_s", "nan"),
     (KEEP + "average_last = 6", "checkpoint.keep", "average_every_tokens"),
     (KEEP + "every = 100", "checkpoint.keep.every", "spelling"),
-    (LEAST + "[timeouts]\nstep_s = inf", "timeouts.step_s", "less than or equal to"),
+    (LEAST + "[timeouts]\nstep_s = inf", "timeouts.step_s", "finite"),
     (LEAST + "[timeouts]\nstep_s = -1", "timeouts.step_s", "greater than 0"),
     (LEAST + "[timeouts]\nheartbeat_s = 20", "timeouts", "less than agent_lost_s (15)"),
     (LEAST + "[timeouts]\nstep_s = 0.4", "timeouts", "less than step_s (0.4)"),
     (LEAST + "[timeouts]\nagent_lost_s = 90000", "timeouts", "less than supervisor_lost_s"),
+    (LEAST + "[nodes]\ncount = true", "nodes.count", "integer (got True)"),
+    (LEAST + '[nodes]\ncount = "2"', "nodes.count", "integer (got '2')"),
+    (LEAST + "[nodes]\nreplace = 1", "nodes.replace", "boolean (got 1)"),
+    (LEAST + "[timeouts]\nstep_s = true", "timeouts.step_s", "number (got True)"),
+    (
+        LEAST + "[checkpoint]\ninterval_steps = 9\nmemory_interval_steps = 10",
+        "checkpoint",
+        "must not be more than interval_steps (9)",
+    ),
+    (LEAST + "[checkpoint]\npeer_interval_steps = 1", "checkpoint.peer_interval_steps", "2 or"),
+    (LEAST + "[budget]\nwindow_h = inf", "budget.window_h", "finite"),
     (LEAST + "[budget]\nnode_strikes = 0", "budget.node_strikes", "greater than or equal to 1"),
     (LEAST + "[budget]\nwindow_h = 0", "budget.window_h", "greater than 0"),
     (LEAST + "[server]\nport = 65536", "server.port", "less than or equal to 65535"),
@@ -134,6 +160,41 @@ MISTAKES = [
     (STORED + WATCH + "keep = -1", "checkpoint.watch.keep", "greater"),
     (STORED + WATCH + "[nodes]\ncount = 2", "checkpoint.watch.shared", "when each has its own"),
 ]
+
+
+def keys(section: type[BaseModel], before: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+        for table in tables:
+            yield from keys(table, f"{before}{name}.")
+        if not tables:
+            yield f"{before}{name}", field
+
+
+KEYS = tuple(keys(RunConfig))
+LOOKS = [
+    *[(key, value) for key, field in KEYS if NUMBER & set(scalars(field)) for value in (True, "5")],
+    *[(key, value) for key, field in KEYS if bool in scalars(field) for value in (1, "true")],
+]
+
+
+@pytest.mark.parametrize("value", [True, "5", 1, "true"])
+def test_nothing_is_taken_for_a_number_or_a_word_of_truth(value: object) -> None:
+    """As a key is wrong by its type alone, what else is wrong with the file does not matter."""
+    wrong = [key for key, looks in LOOKS if looks is value]
+    assert len(wrong) > 3
+    for key in wrong:
+        *tables, last = key.split(".")
+        raw: dict[str, Any] = {}
+        table = raw
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[last] = value
+        with pytest.raises(ValidationError) as caught:
+            RunConfig.model_validate(raw)
+        kinds = {".".join(map(str, one["loc"])): one["type"] for one in caught.value.errors()}
+        assert kinds[key] in ("int_type", "float_type", "bool_type")
 
 
 @pytest.mark.parametrize(("text", "key", "fix"), MISTAKES)
@@ -286,7 +347,7 @@ def test_tiers_are_kept_only_where_the_file_names_them(tmp_path: Path) -> None:
     assert plain.checkpoint.rhythm == Rhythm()
     assert not plain.checkpoint.has_replicas
     assert not plain.policy().peers
-    text = "[checkpoint]\nmemory_interval_steps = 5\npeer_interval_steps = 10\n"
+    text = "[nodes]\ncount = 2\n[checkpoint]\nmemory_interval_steps = 5\npeer_interval_steps = 10\n"
     tiered = load(write(tmp_path, LEAST + text + f'disk_dir = "{tmp_path}"\n'))
     assert tiered.checkpoint.rhythm == Rhythm(memory=5, peer=10, disk=1)
     assert tiered.policy().peers

@@ -229,12 +229,15 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
-TIERS = {"peer_interval_steps": 1}
+TIERS: dict[str, Any] = {
+    "nodes": {"count": 2},
+    "checkpoint": {"peer_interval_steps": 1},
+}
 
 
 def test_an_agent_says_hello_with_what_lies_there(tmp_path: Path, stand_in: Path) -> None:
     async def main() -> None:
-        async with office(tmp_path, checkpoint=TIERS) as desk:
+        async with office(tmp_path, **TIERS) as desk:
             hello = desk.hellos[0]
             assert hello.replica_address == "127.0.0.1:7"
             assert [(r.tier, r.step) for r in hello.replicas] == [("disk", 5)]
@@ -246,7 +249,7 @@ def test_an_agent_says_hello_with_what_lies_there(tmp_path: Path, stand_in: Path
 
 def test_a_failed_fetch_is_a_failed_restore_of_that_rank(tmp_path: Path, stand_in: Path) -> None:
     async def main() -> None:
-        async with office(tmp_path, checkpoint=TIERS) as desk:
+        async with office(tmp_path, **TIERS) as desk:
             outcome = await desk.orders("fetch", wanted("good:1", "bad:1"))
             assert (outcome.ok, outcome.detail) == (False, "rank 1: no such replica")
             await until(lambda: desk.facts_of(RankExited))
@@ -264,7 +267,7 @@ def test_ranks_restore_from_their_memory_after_a_fetch(tmp_path: Path, stand_in:
 
     async def main() -> None:
         command = [sys.executable, "-c", STAGES]
-        async with office(tmp_path, command, checkpoint=TIERS) as desk:
+        async with office(tmp_path, command, **TIERS) as desk:
             assert (await desk.orders("fetch", wanted("good:1", "good:1"))).ok
             restore = Restore(step=5, attempt=1, source=Source.PEER)
             await started(desk, replace(START, attempt=2, restore=restore))
@@ -278,7 +281,7 @@ def test_ranks_restore_from_their_memory_after_a_fetch(tmp_path: Path, stand_in:
 
 def test_a_stop_ends_a_fetch_and_nothing_is_told_of_it(tmp_path: Path, stand_in: Path) -> None:
     async def main() -> None:
-        async with office(tmp_path, checkpoint=TIERS) as desk:
+        async with office(tmp_path, **TIERS) as desk:
             work = asyncio.ensure_future(desk.orders("fetch", wanted("hang:1")))
             await until(lambda: stand_in.exists() and "hang:1" in stand_in.read_text())
             await desk.orders("stop/2", replace(STOP, attempt=2))

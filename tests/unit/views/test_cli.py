@@ -96,6 +96,19 @@ def test_every_table_has_json(everstep, run_dir: Path, command: str) -> None:
     assert table.strip()
 
 
+def test_what_an_earlier_journal_covers_is_said_first(everstep, run_dir: Path) -> None:
+    body = json.loads(everstep("status", str(run_dir), "--json")[1])
+    assert body["earlier"] == []
+    written(run_dir / "before", whole_story())
+    (run_dir / "before" / "journal.jsonl").rename(run_dir / "journal-0001.jsonl")
+    for command in (["status"], ["report", "--no-png"]):
+        _, out, _ = everstep(command[0], str(run_dir), *command[1:])
+        words = " ".join(out.split())
+        assert "covers only what came since the start at " in words
+        assert f"{len(whole_story().state.incidents)} incidents, in journal-0001.jsonl" in words
+    assert "in journal-0001.jsonl." in (run_dir / "report.html").read_text("utf-8")
+
+
 def test_events_are_lines_or_json_lines_and_can_be_filtered(everstep, run_dir: Path) -> None:
     _, out, _ = everstep("events", str(run_dir), "--json", "--kind", "fault_judged")
     rows = [json.loads(line) for line in out.splitlines()]
@@ -261,7 +274,7 @@ def test_stop_asks_the_supervisor(everstep, run_dir: Path, monkeypatch) -> None:
 def test_run_ends_with_the_code_of_its_outcome(
     everstep, run_dir: Path, monkeypatch, outcome: Outcome, code: ExitCode
 ) -> None:
-    def run(_: Path, *, watcher, standby) -> Outcome:
+    def run(_: Path, *, watcher, standby, more) -> Outcome:
         state, history = History.of(whole_story().records)
         watcher(state, history, whole_story().records)
         return outcome
@@ -277,7 +290,7 @@ def test_run_ends_with_the_code_of_its_outcome(
 def test_run_with_json_keeps_standard_output_for_the_report(
     everstep, run_dir: Path, monkeypatch
 ) -> None:
-    def run(_: Path, *, watcher, standby) -> Outcome:
+    def run(_: Path, *, watcher, standby, more) -> Outcome:
         state, history = History.of(whole_story().records)
         watcher(state, history, whole_story().records)
         return Outcome.FINISHED
@@ -290,7 +303,7 @@ def test_run_with_json_keeps_standard_output_for_the_report(
 
 
 def test_an_interrupted_run_is_code_130(everstep, monkeypatch) -> None:
-    def run(_: Path, *, watcher, standby) -> Outcome:
+    def run(_: Path, *, watcher, standby, more) -> Outcome:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(application, "run", run)

@@ -3,6 +3,7 @@ import json
 from orchestrator.core import events as ev
 from orchestrator.views.history import History
 from orchestrator.views.status import status
+from orchestrator.views.tables import status_rows
 from tests.unit.views.story import Story, whole_story
 
 
@@ -57,6 +58,14 @@ def test_budget_left_is_what_was_not_spent() -> None:
     story = Story().launch().train(50).kill_rank()
     left = {b["class"]: b["left"] for b in of(story)["budget"]}
     assert left == {"node": 3, "process": 4, "storage": 2}
+
+
+def test_a_restart_that_counts_no_more_is_shown_as_forgiven() -> None:
+    story = whole_story()
+    forgiven = {b["class"]: b["forgiven"] for b in of(story)["budget"]}
+    assert sum(forgiven.values()) == sum(i.forgiven for i in story.state.incidents) > 0
+    rows = dict(status_rows(of(story)))
+    assert " (1 forgiven)" in str(rows["restarts left"])
 
 
 def test_what_was_not_measured_is_none_and_not_zero() -> None:

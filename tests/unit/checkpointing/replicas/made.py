@@ -66,15 +66,16 @@ def served(folder: Path, free: int = 1 << 40) -> Iterator[Served]:
         server.close()
 
 
-def put_on(held: Shelf, rank: Rank, step: int) -> Offer:
+def put_on(held: Shelf, rank: Rank, step: int, nbytes: int = 40_000) -> Offer:
     """Keep a newly staged snapshot."""
-    rank.stage(step)
+    rank.stage(step, nbytes)
     with SnapshotFile(rank.path) as snapshot:
         index = max(range(2), key=lambda i: step_in(snapshot, i))
         offer = snapshot.offer(index)
         assert offer.name.step == step
         with held.room_for(offer) as share:
             held.keep(offer, FileSource(snapshot, index, offer, Pacer()), share)
+    held.tidy()
     return offer
 
 

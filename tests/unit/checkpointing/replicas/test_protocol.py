@@ -301,7 +301,8 @@ def test_a_conversation_that_takes_too_long_ends_though_bytes_still_come() -> No
     thread.join(10)
 
 
-def test_sending_a_file_to_one_who_hardly_reads_ends_in_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["send_file", "send_memory"])
+def test_sending_a_file_to_one_who_hardly_reads_ends_in_time(tmp_path: Path, how: str) -> None:
     one, other = socket.socketpair()
     ended = threading.Event()
 
@@ -315,7 +316,7 @@ def test_sending_a_file_to_one_who_hardly_reads_ends_in_time(tmp_path: Path) -> 
     begun = time.monotonic()
     sends = pytest.raises((ReplicaError, TimeoutError))
     with Line(one, 0.3) as line, (tmp_path / "file").open("rb") as file, sends:
-        line.send_file(file, 0, 8 << 20, Pacer())
+        getattr(line, how)(file, 0, 8 << 20, Pacer())
     assert time.monotonic() - begun < 2
     ended.set()
     thread.join(10)
