@@ -97,14 +97,7 @@ def average(
     newest, target = manifests[0], keys.average_run(run, label)
     of = tuple((m.step, m.attempt) for m in manifests)
     extents = _lay_out([column[0] for column in columns], dtype)
-    total = sum(extent.nbytes for extent in extents)
-    with (
-        tempfile.TemporaryDirectory(prefix="everstep-average-", dir=scratch) as folder,
-        spool(Path(folder) / "data", max(total, 1), keep=False) as held,
-    ):
-        extents = write_means(store, manifests, columns, extents, held, Path(folder))
-        skeleton = _only(newest.skeleton, {extent.name for extent in extents}) or _EMPTY
-        record = _upload(store, target, newest, extents, skeleton, held)
+    record = _add_up(store, target, manifests, columns, extents, scratch)
     outcome = commit(
         store,
         target,
@@ -125,6 +118,25 @@ def average(
         copied=copied,
         outcome=outcome,
     )
+
+
+def _add_up(
+    store: ObjectStore,
+    target: str,
+    manifests: Sequence[Manifest],
+    columns: Sequence[Sequence[WholeTensor]],
+    extents: Sequence[Extent],
+    scratch: Path | None,
+) -> UploadRecord:
+    """Write the means to a file, and that to the store."""
+    total = sum(extent.nbytes for extent in extents)
+    with (
+        tempfile.TemporaryDirectory(prefix="everstep-average-", dir=scratch) as folder,
+        spool(Path(folder) / "data", max(total, 1), keep=False) as held,
+    ):
+        extents = write_means(store, manifests, columns, extents, held, Path(folder))
+        skeleton = _only(manifests[0].skeleton, {extent.name for extent in extents}) or _EMPTY
+        return _upload(store, target, manifests[0], extents, skeleton, held)
 
 
 _EMPTY: Final[Node] = {"t": "dict", "k": [], "v": []}

@@ -98,7 +98,7 @@ class Checkpointer:
             Number of finished steps; 0 for a fresh start.
 
         Raises:
-            SystemExit: With `RESTORE_FAILED_EXIT`, `CHECKPOINT_DAMAGED_EXIT` or
+            SystemExit: With `RESTORE_FAILED_EXIT`, `CHECKPOINT_DAMAGED_EXIT`, `STORE_AWAY_EXIT` or
                 `STAGE_REFUSED_EXIT`, after one line on standard error.
         """
         if self._env is None or self._heart is None or self._saver is None:

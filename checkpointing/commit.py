@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -83,20 +83,26 @@ def commit(
     for index in indexes:
         _object_is_covered(index)
     _each(lambda index: _object_exists(store, index), indexes)
-    manifest = Manifest(
-        run=run,
-        step=step,
-        attempt=attempt,
-        world=world,
+    shards = tuple(_shard(u, i) for u, i in zip(ordered, indexes, strict=True))
+    found = _manifest(indexes, shards, tensors, write_id)
+    return _write(store, replace(found, average_of=average_of, tokens=tokens))
+
+
+def _manifest(
+    indexes: Sequence[Index], shards: tuple[Shard, ...], tensors: Extents, write_id: str
+) -> Manifest:
+    first = indexes[0]
+    return Manifest(
+        run=first.run,
+        step=first.step,
+        attempt=first.attempt,
+        world=first.world,
         write_id=write_id,
         nbytes=sum(index.data_nbytes for index in indexes),
-        shards=tuple(_shard(u, i) for u, i in zip(ordered, indexes, strict=True)),
-        skeleton=indexes[0].skeleton,
+        shards=shards,
+        skeleton=first.skeleton,
         tensors=tensors,
-        average_of=average_of,
-        tokens=tokens,
     )
-    return _write(store, manifest)
 
 
 def _write(store: ObjectStore, manifest: Manifest) -> CommitOutcome:

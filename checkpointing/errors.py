@@ -32,6 +32,9 @@ RESTORE_FAILED_EXIT: Final = 77
 CHECKPOINT_DAMAGED_EXIT: Final = 79
 """The same, where what the store holds of the checkpoint is not what was committed."""
 
+STORE_AWAY_EXIT: Final = 80
+"""The same, where the store stayed away for as long as a rank may wait for it."""
+
 STAGE_REFUSED_EXIT: Final = 78
 """Exit code of a rank whose state does not fit into the memory for staging."""
 
@@ -64,6 +67,10 @@ class StoreDenied(StoreError):
 
 class StoreMissing(StoreError):
     """The bucket or folder that holds the store does not exist."""
+
+
+STORE_AWAY: Final = (StoreUnavailable, StoreDenied, StoreMissing)
+"""What tells of the store alone, and nothing of what it holds."""
 
 
 class NothingUsable(StoreError):

@@ -6,14 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from checkpointing import keys
 from checkpointing import leaves as leaf_bytes
 from checkpointing.errors import (
+    STORE_AWAY,
     CheckpointDamaged,
     CheckpointingError,
     ManifestInvalid,
     ObjectCorrupt,
     ObjectMissing,
     RestoreFailed,
+    StoreMissing,
 )
 from checkpointing.extents import LOCAL, Extents
 from checkpointing.filling import (
@@ -116,28 +119,34 @@ def restore_from_store(
     Raises:
         CheckpointDamaged: What the store holds is not what was committed.
         RestoreFailed: Not committed, or for another state.
+        StoreError: One of `STORE_AWAY`: whether it can be restored is not known.
     """
     crew = crew or Crew(1)
     try:
         manifest = _committed(store, run, point)
         if fresh_local and world != manifest.world:
             local = None
-        size_of = partial(_size_of, store)
-        saved = Saved(
-            skeleton=manifest.skeleton,
-            extents=Extents.of(manifest.tensors),
-            keys={shard.rank: shard.data_key for shard in manifest.shards},
-            size_of=size_of,
-        )
+        saved = _state_of(store, manifest)
         own = None if local is None else _own(store, manifest, rank, world)
         fill = partial(fill_from_arena_and_store, store, arena, (point, rank, world), crew)
         _restore((saved, own), (state, local), fill, crew)
         return manifest.world
-    except RestoreFailed:
+    except (RestoreFailed, *STORE_AWAY):
         raise
     except CheckpointingError as error:
+        if isinstance(error, ObjectMissing):
+            _require_commits(store, run)
         kind = CheckpointDamaged if isinstance(error, _DAMAGE) else RestoreFailed
         raise kind(f"step {point.step} of attempt {point.attempt}: {error}") from error
+
+
+def _state_of(store: ObjectStore, manifest: Manifest) -> Saved:
+    return Saved(
+        skeleton=manifest.skeleton,
+        extents=Extents.of(manifest.tensors),
+        keys={shard.rank: shard.data_key for shard in manifest.shards},
+        size_of=partial(_size_of, store),
+    )
 
 
 def _own(store: ObjectStore, manifest: Manifest, rank: int, world: int) -> Saved:
@@ -161,7 +170,14 @@ def _committed(store: ObjectStore, run: str, point: Point) -> Manifest:
     try:
         return read_commit(store, run, point.step, point.attempt)
     except ObjectMissing as error:  # of something that it names this would be a damage
+        _require_commits(store, run)
         raise RestoreFailed(str(error)) from error
+
+
+def _require_commits(store: ObjectStore, run: str) -> None:
+    """Tell an object that is missing from a store that is: an empty mount point has nothing."""
+    if not store.list(keys.commits_prefix(run)):
+        raise StoreMissing(f"{run}: the store has no commit at all any more; is it mounted?")
 
 
 def _size_of(store: ObjectStore, key: str) -> int:

@@ -17,7 +17,8 @@ class FaultKind(StrEnum):
     `gpu_memory` is a hardware memory error (ECC). A program that asks for more device memory than
     there is crashed: `rank_crashed`. `rank_killed` is a signal from outside the program. `moved` is
     no fault: the run left nodes of its own accord. `node_full` is a node without room for a
-    checkpoint that had found room before. `allocation_ended` is what `preempted` and
+    checkpoint that had found room before. `store_away` is a store that did not answer a restore:
+    of the checkpoint it says nothing. `allocation_ended` is what `preempted` and
     `time_limit` are while it is not known which.
     """
 
@@ -32,6 +33,7 @@ class FaultKind(StrEnum):
     HOST_OOM = "host_oom"
     NODE_FULL = "node_full"
     STORAGE = "storage"
+    STORE_AWAY = "store_away"
     RESTORE_FAILED = "restore_failed"
     MOVED = "moved"
     ALLOCATION_ENDED = "allocation_ended"
@@ -67,6 +69,7 @@ CLASS_OF: Mapping[FaultKind, FaultClass] = MappingProxyType(
         FaultKind.HOST_OOM: FaultClass.PROCESS,
         FaultKind.NODE_FULL: FaultClass.NODE,
         FaultKind.STORAGE: FaultClass.STORAGE,
+        FaultKind.STORE_AWAY: FaultClass.STORAGE,
         FaultKind.RESTORE_FAILED: FaultClass.STORAGE,
         FaultKind.MOVED: FaultClass.FREE,
         FaultKind.ALLOCATION_ENDED: FaultClass.FREE,

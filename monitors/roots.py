@@ -19,11 +19,13 @@ from monitors.lines import error_key, plain, signal_name
 RESTORE_FAILED_CODE = 77
 STAGE_REFUSED_CODE = 78
 CHECKPOINT_DAMAGED_CODE = 79
+STORE_AWAY_CODE = 80
 _CRASH_SIGNALS = frozenset({4, 5, 7, 8, 11, 31})  # ILL, TRAP, BUS, FPE, SEGV, SYS
 _NODE_FAULTS = frozenset({FaultKind.GPU, FaultKind.GPU_MEMORY})
 _CODE_FAULTS = {
     RESTORE_FAILED_CODE: (FaultKind.RESTORE_FAILED, "the checkpoint could not be restored"),
     CHECKPOINT_DAMAGED_CODE: (FaultKind.RESTORE_FAILED, "the checkpoint is damaged"),
+    STORE_AWAY_CODE: (FaultKind.STORE_AWAY, "the store did not answer"),
     STAGE_REFUSED_CODE: (FaultKind.STORAGE, "the checkpoint cannot be staged in shared memory"),
 }
 

@@ -96,8 +96,8 @@ def run(
     """
     config = read(config_path)
     bound = with_address(config)
-    store = preflight(bound)
     run_dir = config.run_dir
+    store = preflight(bound, needs_store=not _has_records(run_dir))
     is_new = not run_dir.exists() and standby is None
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

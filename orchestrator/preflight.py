@@ -1,12 +1,13 @@
 """What is checked before anything is started: everything outside the TOML that it names."""
 
 import errno
+import logging
 import os
 import shutil
 import socket
 from pathlib import Path
 
-from checkpointing.errors import StoreError
+from checkpointing.errors import STORE_AWAY, StoreError
 from checkpointing.store.base import ObjectStore, StoreConfig, open_store
 from orchestrator.config import RunConfig
 from orchestrator.config_sections import is_reachable
@@ -14,11 +15,18 @@ from orchestrator.errors import PreconditionError
 from orchestrator.launch.slurm_commands import SlurmError, kill_wait_s
 from orchestrator.preflight_folders import check_folders
 
+log = logging.getLogger(__name__)
+
 SLURM_PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
-def preflight(config: RunConfig) -> ObjectStore | None:
+def preflight(config: RunConfig, *, needs_store: bool = True) -> ObjectStore | None:
     """Check everything outside the TOML; return the opened store, None when there is none.
+
+    Args:
+        config: The run.
+        needs_store: Whether a store that is away is an error: of a run that is under way already
+            the ranks may train on meanwhile, and somebody has to look after them.
 
     Raises:
         PreconditionError: One line that names the key and the fix.
@@ -36,6 +44,10 @@ def preflight(config: RunConfig) -> ObjectStore | None:
     try:
         store = open_store(where)
         store.probe()
+    except STORE_AWAY as error:
+        if needs_store:
+            raise PreconditionError(f"checkpoint.store: {error}") from error
+        log.warning("going on without the store until it is back: %s", error)
     except StoreError as error:
         raise PreconditionError(f"checkpoint.store: {error}") from error
     return store

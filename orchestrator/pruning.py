@@ -8,7 +8,7 @@ from checkpointing import keys
 from checkpointing.pruning import delete_all, plan_for
 from checkpointing.resolver import CommitInfo
 from checkpointing.retention import RetentionPolicy, Verdict
-from checkpointing.sweep import SweepPlan, find_orphans, sweep
+from checkpointing.sweep import Orphan, SweepPlan, find_orphans, sweep
 from orchestrator.catalogue import Target, in_use, told
 from orchestrator.errors import ConfigError
 
@@ -59,19 +59,8 @@ def plan(
         "keep": [_verdict(verdict) for verdict in decided.keep],
         "delete": [_verdict(verdict) for verdict in decided.delete],
         "unfinished": [list(place) for place in left],
-        "orphans": [
-            {
-                "step": orphan.place[0],
-                "attempt": orphan.place[1],
-                "objects": len(orphan.objects),
-                "nbytes": orphan.nbytes,
-                "why": orphan.why,
-            }
-            for orphan in swept.orphans
-        ],
-        "uploads": [
-            {"key": upload.key, "age_s": now - upload.started_at} for upload in swept.uploads
-        ],
+        "orphans": [_orphan(orphan) for orphan in swept.orphans],
+        "uploads": [{"key": one.key, "age_s": now - one.started_at} for one in swept.uploads],
         "deleted": False,
         "freed_bytes": 0,
     }
@@ -85,6 +74,16 @@ def carry_out(target: Target, body: dict[str, Any], swept: SweepPlan) -> dict[st
         _, freed = delete_all(target.store, target.run, places)
         freed += sweep(target.store, target.run, swept)
     return {**body, "deleted": True, "freed_bytes": freed}
+
+
+def _orphan(orphan: Orphan) -> dict[str, Any]:
+    return {
+        "step": orphan.place[0],
+        "attempt": orphan.place[1],
+        "objects": len(orphan.objects),
+        "nbytes": orphan.nbytes,
+        "why": orphan.why,
+    }
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

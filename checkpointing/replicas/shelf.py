@@ -53,11 +53,13 @@ class Shelf:
     def held(self) -> tuple[Offer, ...]:
         """Return what is there, newest first."""
         with self._lock:
+            self._ensure_folder()
             return tuple(self._held[name] for name in sorted(self._held, reverse=True))
 
     def needs(self, name: Name) -> bool:
         """Tell whether a snapshot would be kept, and is not there yet."""
         with self._lock:
+            self._ensure_folder()
             return name not in self._held and name not in outdated((*self._held, name))
 
     def open(self, name: Name) -> SnapshotFile:
@@ -151,6 +153,14 @@ class Shelf:
 
     def _hidden(self, prefix: str) -> Path:
         return self._folder / f"{prefix}{secrets.token_hex(8)}"
+
+    def _ensure_folder(self) -> None:
+        """Begin anew when somebody has deleted the folder: nothing of what was there is kept."""
+        if not self._folder.is_dir():
+            self._held.clear()
+            with suppress(OSError):  # the next copy says why
+                self._folder.mkdir(mode=0o700, parents=True)
+                _log.error("%s was deleted: made again, without its replicas", self._folder)
 
     def _older_of_two(self, rank: int) -> Name | None:
         names = sorted(name for name in self._held if name.rank == rank)

@@ -193,8 +193,11 @@ class Header:
     def hold(self, sequence: int, for_s: float) -> None:
         """Keep this content from being written over for a while (the copying process only).
 
-        Who holds it looks afterwards whether the slot still has this content.
+        Who holds it looks afterwards whether the slot still has this content. Once it has not, what
+        was held of it neither takes the place of what is held of the next, nor ends that.
         """
+        if self._words[1] != sequence and (for_s <= 0 or self.record.sequence != sequence):
+            return
         self._words[2] = int((time.monotonic() + for_s) * 1000)  # one clock for all of a machine
         self._words[1] = sequence if for_s > 0 else 0
 

@@ -202,12 +202,15 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_store(config: StoreConfig, pace: Pacer | None = None) -> ObjectStore:
+def open_store(
+    config: StoreConfig, pace: Pacer | None = None, *, patience_s: float = 120.0
+) -> ObjectStore:
     """Return the store that the URL names; touches nothing yet.
 
     Args:
         config: Which store.
         pace: The budget to keep to; None for one of this store alone, with the configured cap.
+        patience_s: Bound on all tries of one request together; a folder has none.
 
     Raises:
         StoreError: The URL is neither `s3://bucket[/prefix]` nor `file:///folder`.
@@ -228,6 +231,9 @@ def open_store(config: StoreConfig, pace: Pacer | None = None) -> ObjectStore:
             prefix=f"{check_key(prefix)}/" if prefix else "",
             endpoint_url=config.endpoint_url,
             region=config.region,
+            connect_timeout_s=min(5.0, patience_s),
+            read_timeout_s=min(60.0, patience_s),
+            deadline_s=patience_s,
             pace=pace,
         )
     raise StoreError(f"store url {config.url!r}: write s3://bucket/prefix or file:///folder")

@@ -85,6 +85,14 @@ def _about(snapshot: NodeSnapshot) -> Iterator[Metric]:
     for signature, count in sorted(snapshot.signature_matches.items()):
         matches.add_metric([snapshot.run, snapshot.node, signature], float(count))
     yield matches
+    failed = CounterMetricFamily(
+        "everstep_copy_failures",
+        "Snapshots that could not be copied to another node or a disk; each is tried again",
+        labels=["run", "node", "tier"],
+    )
+    for tier, count in sorted(snapshot.copy_failures.items()):
+        failed.add_metric([snapshot.run, snapshot.node, tier], float(count))
+    yield failed
     sources = GaugeMetricFamily(
         "everstep_source_last_success_timestamp_seconds",
         "When a source last gave a good answer",

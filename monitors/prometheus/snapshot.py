@@ -40,6 +40,7 @@ class NodeSnapshot:
         gpus: GPUs of this node; () when there is no driver.
         log_lines: Lines read since the agent started.
         signature_matches: How often each known line was seen, by id.
+        copy_failures: How often copying a snapshot failed, by tier.
         sources: Unix seconds of the last good answer of each source.
     """
 
@@ -51,4 +52,5 @@ class NodeSnapshot:
     gpus: tuple[GpuReading, ...] = ()
     log_lines: int = 0
     signature_matches: Mapping[str, int] = field(default_factory=dict)
+    copy_failures: Mapping[str, int] = field(default_factory=dict)
     sources: Mapping[str, float] = field(default_factory=dict)

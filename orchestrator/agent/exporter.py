@@ -12,10 +12,15 @@ from monitors.observations import Ok
 from monitors.prometheus.exporter import CONTENT_TYPE, NodeExporter
 from monitors.prometheus.snapshot import NodeSnapshot, RankSample
 from orchestrator.agent.ranks import Ranks
+from orchestrator.agent.replicas import Replicas
 
 
 class AgentExporter:
-    """Serves /metrics on a free port of the node's address."""
+    """Serves /metrics on a free port of the node's address.
+
+    Attributes:
+        replicas: Copies the node's snapshots; None where nobody does.
+    """
 
     def __init__(self, run: str, node: str, ranks: Ranks) -> None:
         self._run = run
@@ -25,6 +30,7 @@ class AgentExporter:
         self._gpus: tuple[GpuReading, ...] = ()
         self._asking = asyncio.Lock()  # the probe is one thread's at a time
         self._sources: dict[str, float] = {}
+        self.replicas: Replicas | None = None
         self._exporter = NodeExporter(self._snapshot)
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -77,6 +83,9 @@ class AgentExporter:
                     heartbeat_age_s=report.phase_age_s,
                 )
             )
+        copies = self.replicas
+        copied_at = copies.copied_at if copies is not None else {}
+        self._sources.update({f"copy_{tier}": at for tier, at in copied_at.items()})
         return NodeSnapshot(
             run=self._run,
             node=self._node,
@@ -86,5 +95,6 @@ class AgentExporter:
             gpus=self._gpus,
             log_lines=self._ranks.lines,
             signature_matches=dict(self._ranks.signature_counts),
+            copy_failures=dict(copies.failed) if copies is not None else {},
             sources=dict(self._sources),
         )

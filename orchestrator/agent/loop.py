@@ -107,6 +107,7 @@ class Agent:
             if config.checkpoint.has_replicas
             else None
         )
+        self._exporter.replicas = self._replicas
 
     async def run(self) -> None:
         """Serve until told to shut down, or until the supervisor has been gone too long."""

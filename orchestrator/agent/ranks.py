@@ -15,6 +15,7 @@ from checkpointing.errors import (
     CHECKPOINT_DAMAGED_EXIT,
     RESTORE_FAILED_EXIT,
     STAGE_REFUSED_EXIT,
+    STORE_AWAY_EXIT,
 )
 from checkpointing.slot import Control as SlotControl
 from checkpointing.slot import Phase, SlotReading, SlotView, create
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 NOTES = {
     RESTORE_FAILED_EXIT: "restore_failed",
     CHECKPOINT_DAMAGED_EXIT: "checkpoint_damaged",
+    STORE_AWAY_EXIT: "store_away",
     STAGE_REFUSED_EXIT: "stage_refused",
 }
 # What a script with a Checkpointer imports of everstep, and what its restore then imports late.

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,8 @@ class Replicas(KeptProcess):
     Attributes:
         address: Where it takes and gives copies, "" before it said so.
         held: The copies that it keeps.
+        failed: How often copying to a tier failed.
+        copied_at: Unix seconds of the last copy to a tier.
     """
 
     def __init__(self, place: Place, fact: Callable[[Replicated], None]) -> None:
@@ -74,6 +77,8 @@ class Replicas(KeptProcess):
         super().__init__("replicas", self._words())
         self.address = ""
         self.held: tuple[Replica, ...] = ()
+        self.failed: dict[str, int] = {}
+        self.copied_at: dict[str, float] = {}
         self._buddy = ""
         self._numbers = itertools.count(1)
         self._fetching: dict[int, tuple[str, asyncio.Future[str]]] = {}
@@ -212,9 +217,11 @@ class Replicas(KeptProcess):
                 _, answer = self._fetching.get(number, ("", None))
                 if answer is not None and not answer.done():
                     answer.set_result("" if ok else str(value.get("error"))[:300] or "no reason")
-            case {"event": "copied"}:
-                pass  # what is kept is told by who keeps it
-            case {"event": "copy_failed" | "refused"}:
+            case {"event": "copied", "tier": "peer" | "disk" as tier}:
+                self.copied_at[tier] = time.time()  # what is kept is told by who keeps it
+            case {"event": "copy_failed" | "refused" as event}:
+                if event == "copy_failed" and (tier := value.get("tier")) in (PEER, DISK):
+                    self.failed[tier] = self.failed.get(tier, 0) + 1
                 log.warning("replicas: %s", str(value.get("error"))[:300])
             case _:
                 raise KeyError(str(value)[:100])

@@ -231,8 +231,8 @@ class RankExited:
 
     Attributes:
         code: Exit code, or minus the signal's number.
-        note: `restore_failed`, `checkpoint_damaged` or `stage_refused` for the exit codes that
-            mean that.
+        note: `restore_failed`, `checkpoint_damaged`, `store_away` or `stage_refused` for the exit
+            codes that mean that.
         age_s: Seconds between the exit and this report, on the agent's clock.
         last_line: Last line of output, at most 300 characters.
     """

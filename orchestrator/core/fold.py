@@ -91,7 +91,11 @@ def _operator_said(state: State, record: Record, event: ev.OperatorSaid) -> Stat
 
 
 def _catalogue_read(state: State, record: Record, event: ev.CatalogueRead) -> State:
-    commits = tuple(sorted({*state.commits, *event.commits}, reverse=True))
+    # What is being deleted may still be listed.
+    goes = {
+        at for p in state.pending.values() if isinstance(p.action, Prune) for at in p.action.places
+    }
+    commits = tuple(sorted({*state.commits, *event.commits} - goes, reverse=True))
     # Attempts of an older run under this name are counted on: their keys are taken in the store.
     taken = (attempt for _, attempt in (*event.commits, *event.quarantined))
     state = _shun(state, event.quarantined)

@@ -6,6 +6,7 @@ ranks of an old attempt changes nothing here.
 
 from dataclasses import replace
 
+from monitors.faults import FaultKind
 from orchestrator.core import events as ev
 from orchestrator.core.actions import (
     Decision,
@@ -276,6 +277,9 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         quarantined |= {(failed.step, failed.attempt, failed.source.value)}
         if failed.fetches:
             node = None  # whoever told of it did not keep the copies
+    if event.fault == FaultKind.STORE_AWAY:
+        node = None  # it asked first, and whether the others get an answer is not known
+        state = replace(state, catalogue_read=False, catalogue_problem=event.cause)
     first = attempt.first_trouble
     planned_at = (attempt.stop_ordered_at if attempt.moved else None) or record.at
     best_step = max(state.best_step, attempt.min_step)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 OBSERVE_S = 0.25
 FRESH_S = 1.0
 LEDGER_S = 2.0
+CATALOGUE_LOOK_S = 0.5
 CATALOGUE_RETRY_S = 3.0
 QUARANTINE_S = 60.0
 
@@ -135,9 +136,13 @@ class Looks:
         return said if said != known else None
 
     async def read_catalogue(self, store: ObjectStore, run: str) -> None:
-        """List the committed checkpoints once; an error is never an empty list."""
+        """List the committed checkpoints when they are not known; no answer is no empty list."""
         problem = ""
         while True:
+            if self._state().catalogue_read:
+                problem = ""
+                await asyncio.sleep(CATALOGUE_LOOK_S)
+                continue
             try:
                 found, quarantined = await asyncio.to_thread(_catalogue_of, store, run)
             except StoreError as error:
@@ -147,7 +152,7 @@ class Looks:
                 await asyncio.sleep(CATALOGUE_RETRY_S)
                 continue
             self._emit(ev.CatalogueRead(commits=found, quarantined=quarantined))
-            return
+            await asyncio.sleep(CATALOGUE_LOOK_S)
 
     async def read_quarantine(self, store: ObjectStore, run: str) -> None:
         """Hear of what persons and other runs put into quarantine; no answer changes nothing."""

@@ -164,8 +164,7 @@ class Supervisor:
         store, run = self._store, self._config.run.name
         if store is None:
             return
-        if not self.state.catalogue_read:
-            yield self._looks.read_catalogue(store, run)
+        yield self._looks.read_catalogue(store, run)
         yield self._looks.read_quarantine(store, run)
         if (keep := self._config.checkpoint.keep) is not None:
             retention = Retention(store, run, keep.policy(), lambda: self.state, self.emit)

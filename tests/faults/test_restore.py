@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpointing import rows, sources
+from checkpointing import Checkpointer, restoring, rows, sources
 from checkpointing.content import content_sha256
 from checkpointing.deletion import delete_commit
 from checkpointing.errors import CommitRefused, RestoreFailed
@@ -31,6 +31,7 @@ from tests.faults.proxy import (
     skewed_clock,
     slow_down,
 )
+from tests.unit.checkpointing.ranks import Rank
 from tests.unit.checkpointing.saved import save
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
@@ -199,3 +200,24 @@ def test_a_restore_over_a_line_of_5_mb_s_arrives(
     found = {"w": np.zeros(500_000)}
     restore_from_store(small, RUN, Point(step=3, attempt=1), 0, 1, found, None)
     assert np.array_equal(found["w"], np.arange(500_000.0))
+
+
+def test_a_rank_waits_for_a_server_that_is_too_busy(
+    behind: StoreConfig,
+    plain: ObjectStore,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank = Rank(tmp_path)
+    rank.store = behind
+    busy = Rule(slow_down(), times=EVER)
+    proxy.script(busy)
+    monkeypatch.setattr("checkpointing.heartbeat.TermGuard.install", lambda _: None)
+    monkeypatch.setattr(restoring, "_say_away", lambda _: proxy.script())
+    spec = {"step": 2, "attempt": 1, "source": "store"}
+    more = {"WORLD_SIZE": str(WORLD), "EVERSTEP_RUN": RUN, "EVERSTEP_STEP_TIMEOUT_S": "60"}
+    found = empty()
+    assert Checkpointer.from_env(rank.environ(2, spec, **more)).restore(found) == 2
+    assert busy.hits > 1
+    assert np.array_equal(found["large"], state(0, 2)["large"])

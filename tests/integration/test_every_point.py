@@ -142,7 +142,6 @@ def deaths_of(victim: str, points: dict[str, int]) -> list[Death]:
 def test_some_points(run_to_its_end: Try, undisturbed: Undisturbed) -> None:
     some = [
         Death("agent", "receive Order StartNode", 1, "after"),
-        Death("replicas", "keep Replicated", 1, "after"),
         Death("trainer", "phase checkpoint", 1, "inside", rank=1),
     ]
     assert not try_each(some, run_to_its_end, undisturbed.sums)

@@ -120,6 +120,28 @@ def test_a_replaced_node_restores_from_its_buddy_and_needs_no_store(
     }
 
 
+@pytest.mark.chaos
+def test_ranks_wait_for_a_store_that_is_away_while_they_restore(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    tiered = Tiered(make_run, tmp_path, "", spares=0)
+    run = tiered.run
+    run.start()
+    run.wait("two checkpoints", lambda state: len(state.commits) > 1)
+    assert run.state.attempt is not None
+    for node in run.state.attempt.nodes:
+        run.kill_node(node)
+    tiered.store.rename(tiered.away)
+    logs = run.config.run_dir / "logs" / "attempt-0002"
+    tiered.recovers(
+        lambda _: any("the store is away" in log.read_text() for log in logs.glob("rank-*.log"))
+    )
+    assert run.state.quarantined == frozenset()
+    restores = [incident.restore for incident in run.state.incidents]
+    assert [restore.source for restore in restores if restore] == [Source.STORE] * len(restores)
+    assert len(restores) == 1
+
+
 def test_a_run_that_lost_all_its_nodes_restores_from_their_disks(
     make_run: MakeRun, tmp_path: Path
 ) -> None:

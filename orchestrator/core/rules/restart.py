@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
+from monitors.faults import FaultKind
 from orchestrator.core import budgets
-from orchestrator.core.actions import Decision, Restore, StartRanks
+from orchestrator.core.actions import Decision, Restore, Source, StartRanks
 from orchestrator.core.placement import place, place_smaller
 from orchestrator.core.policy import Policy
 from orchestrator.core.restore import choose, has_history
 from orchestrator.core.rules.operator import upload_settled
 from orchestrator.core.rules.verdicts import ended_badly, make, wait
 from orchestrator.core.state import Attempt, Incident, State
+
+LONGEST_PAUSE_S = 60.0
 
 
 def restart(state: State, now: float, policy: Policy) -> Decision | None:
@@ -23,6 +26,8 @@ def restart(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     if attempt.moved and not _is_newest(plan, attempt) and not upload_settled(state, now, policy):
         return wait(state, "restart", "waiting for the upload of what the ranks saved last")
+    if (why := _store_away(state, attempt, incident, plan, now)) is not None:
+        return wait(state, "restart", why)
     action = StartRanks(
         attempt=attempt.number + 1,
         nodes=plan.nodes,
@@ -62,6 +67,25 @@ def next_attempt(state: State, incident: Incident, now: float) -> Plan | None:
     if nodes is None:
         return None
     return Plan(nodes=nodes, restore=choose(state, nodes), exclude=())
+
+
+def _store_away(
+    state: State, attempt: Attempt, incident: Incident, plan: Plan, now: float
+) -> str | None:
+    """Say why the store is not read yet after it did not answer the ranks; None when it is.
+
+    It has to answer here first, and then it is asked the later the more often it was away.
+    """
+    if plan.restore is None or plan.restore.source is not Source.STORE:
+        return None
+    if not state.catalogue_read:
+        return f"waiting for the store: {state.catalogue_problem}"
+    if incident.fault != FaultKind.STORE_AWAY:
+        return None
+    pause_s = min(LONGEST_PAUSE_S, 2.0 ** budgets.same_root_streak(state))
+    if now - (attempt.over_at or now) >= pause_s:
+        return None
+    return f"the store was away: the ranks ask it again {pause_s:g} s after they ended"
 
 
 def _is_newest(plan: Plan, attempt: Attempt) -> bool:

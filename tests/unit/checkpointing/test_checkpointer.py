@@ -15,6 +15,7 @@ from checkpointing.slot import Control, Phase, SlotReading, SlotView
 from checkpointing.stage import admission
 from checkpointing.stage.arena import MappedArena, UploadState, peek
 from checkpointing.store.base import StoreConfig
+from tests.unit.checkpointing.saved import save, store_at
 
 
 class Agent:
@@ -236,6 +237,7 @@ def test_plain_values_that_a_function_makes_anew_are_not_restored_in_silence(
 def test_what_cannot_be_restored_ends_with_77_and_one_line(
     agent: Agent, spec: dict[str, object], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    save(store_at(agent.slot.parent / "store"), "r", 1)
     ck = Checkpointer.from_env(agent.environ(restore=spec))
     with pytest.raises(SystemExit) as end:
         ck.restore(_state())

@@ -16,6 +16,7 @@ from checkpointing.errors import (
     NothingUsable,
     ObjectMissing,
     RestoreFailed,
+    StoreMissing,
     StoreUnavailable,
 )
 from checkpointing.manifest import Index, read_manifest
@@ -448,7 +449,7 @@ def test_a_state_that_does_not_fit_is_no_damage(cluster: Cluster) -> None:
 
 def test_what_is_not_committed_cannot_be_restored(cluster: Cluster) -> None:
     cluster.upload(5)
-    with pytest.raises(RestoreFailed, match="step 5"):
+    with pytest.raises(StoreMissing, match="no commit at all"):
         _restore(cluster, cluster.state(0))
     cluster.commit(cluster.upload(5, attempt=2), 5, attempt=2)
     with pytest.raises(RestoreFailed, match="step 5 of attempt 1 is not committed"):

@@ -201,6 +201,11 @@ def test_exit_code_77_is_a_failed_restore_whatever_its_traceback_says() -> None:
     assert "cannot restore step 40" in verdict.cause
 
 
+def test_exit_code_80_is_a_store_that_was_away() -> None:
+    verdict = judge([exit_(r, 1.0, r, "n1", code=80, text="no such bucket") for r in range(2)])
+    assert (verdict.fault, verdict.fault_class) == (FaultKind.STORE_AWAY, FaultClass.STORAGE)
+
+
 def test_exit_code_78_on_all_ranks_of_a_node_is_storage_there() -> None:
     verdict = judge([exit_(r, 1.0, r, "n1", code=78) for r in range(2)])
     assert (verdict.fault, verdict.node, verdict.rank) == (FaultKind.STORAGE, "n1", None)

@@ -48,6 +48,7 @@ FULL = NodeSnapshot(
     gpus=(GPU, LOST),
     log_lines=1234,
     signature_matches={"gloo_peer_closed": 2},
+    copy_failures={"peer": 3},
     sources={"log": 1700000000.0},
 )
 BARE = NodeSnapshot(run="moe", node="n1", host=Unknown(why="no procfs", source="procfs", at=1.0))

@@ -216,6 +216,25 @@ def test_a_disk_that_cannot_be_used_ends_nothing(tmp_path: Path) -> None:
     assert "--disk" not in Replicas(place, lambda _: None)._command
 
 
+def test_copies_that_fail_are_counted_and_the_last_one_that_came_is_known(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("the token")
+    place = Place(
+        node="n0",
+        node_dir=tmp_path,
+        run="r",
+        host="127.0.0.1",
+        token_path=tmp_path / "token",
+        disk=None,
+        bytes_per_s=1e9,
+    )
+    copies = Replicas(place, lambda _: None)
+    for event in ("copy_failed", "copied", "copy_failed"):
+        copies.heard({"event": event, "tier": "peer", "error": "no room"})
+    copies.heard({"event": "refused", "error": "no order"})
+    assert copies.failed == {"peer": 2}
+    assert set(copies.copied_at) == {"peer"}
+
+
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let agents keep the stand-in; returns where it notes what it was told."""

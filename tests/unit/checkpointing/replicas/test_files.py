@@ -1,6 +1,7 @@
 """Replicas as files: taken in whole, checked, the newest two kept, brought back as an arena."""
 
 import os
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -234,3 +235,27 @@ def test_a_fetch_that_nobody_waits_for_any_more_replaces_no_arena(tmp_path: Path
     assert rank.path.stat().st_ino == inode
     assert files(tmp_path / "n") == ["arena-0"]
     assert fetch(fetcher, wanted).source == DISK
+
+
+def test_a_folder_that_was_deleted_is_made_again_and_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    held, rank = shelf(tmp_path / "disk" / "s"), Rank(tmp_path / "n")
+    put_on(held, rank, 1)
+    shutil.rmtree(tmp_path / "disk")
+    assert steps(held) == []
+    put_on(held, rank, 2)
+    assert steps(held) == steps(shelf(tmp_path / "disk" / "s")) == [2]
+
+
+def test_what_was_held_of_a_slot_ends_no_hold_on_what_lies_there_now(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.stage(1)
+    with SnapshotFile(rank.path) as snapshot:
+        header = snapshot.headers[0]
+        now, before = header.record.sequence, header.record.sequence - 2
+        header.hold(now, 60.0)
+        for for_s in (60.0, 0.0):
+            header.hold(before, for_s)
+            assert header.is_held(now)
+        header.hold(now, 0.0)
+        assert not header.is_held(now)
