@@ -142,13 +142,22 @@ def _submit_in_child(spec: SupervisorSpec, lock: int) -> str:
 
 
 def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
-    """Return the whole request in submitit's words. Pure."""
+    """Return the whole request in submitit's words. Pure.
+
+    There is no srun and so no step. When a node that was cut off comes back, Slurm ends the stale
+    start there; its batch script cannot pass for that of the start which runs elsewhere, but its
+    srun would end that start's step, which has the same number.
+    """
+    common = spec.options.parameters(spec.folder, PICKLE, spec.exclude, requeue=True)
+    # `B:` is the batch script, which is then the supervisor; without it only steps are told.
+    more = {**common["additional_parameters"], "signal": f"B:USR2@{WARN_S}"}
     return {
-        **spec.options.parameters(spec.folder, PICKLE, spec.exclude, requeue=True),
+        **common,
+        "additional_parameters": more,
+        "use_srun": False,
         "job_name": spec.job_name,
         "comment": spec.comment,
         "nodes": 1,
-        "signal_delay_s": WARN_S,
         "stderr_to_stdout": True,
     }
 

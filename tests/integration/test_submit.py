@@ -157,13 +157,15 @@ def test_a_supervisor_that_is_cut_off_is_deposed_and_ended(make: Make) -> None:
     run.cluster.do("partition", "node1")
     run.goes_on_elsewhere()
     assert run.holder.split(":")[0] in ("node2", "node3")
-    run.until_over()
     run.cluster.do("heal", "node1")
+    eventually("the first is ended", lambda: "supervisor" not in processes_on(run, "node1"))
+    assert run.jobs(SUPERVISOR)[-1].fate is JobFate.RUNNING, "the second is not"
+    run.until_over()
     assert run.state.outcome is Outcome.FINISHED
+    assert run.state.epoch == 2, "the second saw the end"
     assert not replay(run.records).differences
     epochs = run.epochs_as_written()
     assert epochs == sorted(epochs), "the first wrote nothing after the second"
-    eventually("nothing of it is left", lambda: "supervisor" not in processes_on(run, "node1"))
 
 
 def processes_on(run: SubmittedRun, node: str) -> str:
@@ -174,7 +176,7 @@ def test_a_supervisor_at_its_time_limit_is_started_again(make: Make) -> None:
     run = make("timely")
     run.submit()
     run.wait("all ranks", is_running)
-    run.cluster.slurm("scancel", "--signal=USR2", run.supervisor)
+    run.cluster.slurm("scancel", "--batch", "--signal=USR2", run.supervisor)
     run.goes_on_elsewhere()
     assert "time limit is near" in run.supervisor_log
     ended_untouched(run)
