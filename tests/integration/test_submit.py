@@ -11,7 +11,7 @@ from deploy.devcluster.client import Devcluster
 from orchestrator.core.actions import Outcome
 from orchestrator.core.state import State
 from orchestrator.exit_codes import ExitCode
-from orchestrator.launch.slurm_text import JobFate, JobView, SlurmJobState
+from orchestrator.launch.slurm_text import JobFate, SlurmJobState
 from orchestrator.supervisor.lease import current_holder
 from orchestrator.views.replay import replay
 from tests.integration.command_line import everstep
@@ -19,7 +19,6 @@ from tests.integration.devclusters import (
     MARKS,
     cluster_of_three,
     eventually,
-    jobs_of,
     make_whole,
     memory_of_nodes,
 )
@@ -239,40 +238,3 @@ def test_a_cancelled_supervisor_leaves_the_ranks_alone_and_can_be_submitted_agai
     assert run.supervisor != first
     run.wait("the next supervisor", lambda state: state.epoch == 2)
     ended_untouched(run)
-
-
-@pytest.mark.chaos
-def test_slurm_has_a_stale_srun_end_the_next_start_and_only_that(
-    cluster: Devcluster, tmp_path: Path
-) -> None:
-    """Why the supervisor's job has no srun: Slurm alone, with one job of either kind.
-
-    Should this fail with a newer Slurm because both go on, then srun may come back.
-    """
-    kinds = {"with": "srun sleep 300", "without": "exec sleep 300"}
-    for name, line in kinds.items():
-        words = ("sbatch", "--requeue", "-D", tmp_path, "-J", name, "-o", tmp_path / name)
-        cluster.slurm(*map(str, words), "--wrap", f"hostname >> {tmp_path}/{name}-on; {line}")
-
-    def view(name: str) -> JobView:
-        return jobs_of(cluster, name)[-1]
-
-    def starts(name: str) -> list[str]:
-        noted = tmp_path / f"{name}-on"
-        return noted.read_text(encoding="utf-8").split() if noted.exists() else []
-
-    def all_are(fate: JobFate) -> bool:
-        return all(view(name).fate is fate for name in kinds)
-
-    eventually("both run", lambda: all(starts(name) == ["node1"] for name in kinds))
-    cluster.do("partition", "node1")
-    eventually("both are queued again", lambda: all_are(JobFate.PENDING))
-    for name in kinds:
-        cluster.slurm("scontrol", "update", f"JobId={view(name).job}", "StartTime=now")
-    eventually("both run elsewhere", lambda: all(len(starts(name)) == 2 for name in kinds))
-    eventually("the step is there", lambda: ".0" in cluster.slurm("squeue", "-h", "-s"))
-    cluster.do("heal", "node1")
-    eventually("srun's is over", lambda: view("with").fate is JobFate.GONE)
-    eventually("the stale ones are", lambda: "sleep 300" not in cluster.on("node1", "ps", "ax"))
-    assert view("without").fate is JobFate.RUNNING
-    assert view("with").state is not SlurmJobState.NODE_FAIL
