@@ -82,6 +82,8 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         every = f"every {count(saves['interval_steps'], 'step')}: {saves['interval_why']}"
         rows.append(("interval", every))
     rows += save_rows(saves)
+    if saves["copies_failing"]:
+        rows.append(("copies fail", Text(saves["copies_failing"], style="yellow")))
     if saves["problem"]:
         rows.append(("problem", Text(saves["problem"], style="yellow")))
     spent = f"{percent(goodput['ratio'])} of {seconds(goodput['wall_s'])}"
