@@ -12,6 +12,7 @@ from orchestrator.core.actions import Outcome
 from orchestrator.core.state import State
 from orchestrator.exit_codes import ExitCode
 from orchestrator.launch.slurm_text import JobFate, SlurmJobState
+from orchestrator.supervisor.lease import current_holder
 from orchestrator.views.replay import replay
 from tests.integration.command_line import everstep
 from tests.integration.devclusters import (
@@ -48,7 +49,12 @@ class SubmittedRun(WatchedRun):
     def supervisor_log(self) -> str:
         return (self.config.run_dir / "supervisor.log").read_text(encoding="utf-8")
 
-    def goes_on_elsewhere(self) -> None:
+    def gives_up_the_lease(self) -> bool:
+        """Whether the newest supervisor ended in order: SIGTERM reached it, and it had time."""
+        holder = current_holder(self.config.run_dir / "lease")
+        return holder is not None and holder.released
+
+    def goes_on_elsewhere(self, *, in_order: bool = False) -> None:
         """Wait for Slurm to queue the job again, spare it the two minutes, and for what follows."""
         job = self.supervisor
 
@@ -57,6 +63,7 @@ class SubmittedRun(WatchedRun):
             return view.fate is JobFate.PENDING and view.reason == "BeginTime"
 
         eventually("the job is queued again", is_queued_again)
+        assert self.gives_up_the_lease() is in_order
         self.cluster.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
         epoch = self.state.epoch
         self.wait("the next supervisor", lambda state: state.epoch == epoch + 1)
@@ -177,8 +184,31 @@ def test_a_supervisor_at_its_time_limit_is_started_again(make: Make) -> None:
     run.submit()
     run.wait("all ranks", is_running)
     run.cluster.slurm("scancel", "--batch", "--signal=USR2", run.supervisor)
-    run.goes_on_elsewhere()
+    run.goes_on_elsewhere(in_order=True)
     assert "time limit is near" in run.supervisor_log
+    ended_untouched(run)
+
+
+@pytest.mark.chaos
+def test_slurm_warns_of_the_time_limit_itself(make: Make) -> None:
+    run = make("warned")
+    run.submit()
+    run.wait("all ranks", is_running)
+    limit = ("scontrol", "update", f"JobId={run.supervisor}")
+    run.cluster.slurm(*limit, "TimeLimit=2")  # Slurm looks at it every 30 s
+    eventually("the warning", lambda: "time limit is near" in run.supervisor_log)
+    run.cluster.slurm(*limit, "TimeLimit=UNLIMITED")
+    run.goes_on_elsewhere(in_order=True)
+    ended_untouched(run)
+
+
+@pytest.mark.chaos
+def test_a_preempted_supervisor_is_started_again(make: Make) -> None:
+    run = make("urged")
+    run.submit()
+    run.wait("all ranks", is_running)
+    run.cluster.do("preempt", run.supervisor, "--hold", "3")
+    run.goes_on_elsewhere(in_order=True)
     ended_untouched(run)
 
 
@@ -203,6 +233,7 @@ def test_a_cancelled_supervisor_leaves_the_ranks_alone_and_can_be_submitted_agai
     first = run.supervisor
     run.cluster.slurm("scancel", first)
     eventually("it is gone", lambda: run.jobs(SUPERVISOR)[-1].fate is JobFate.GONE)
+    eventually("it ended in order", run.gives_up_the_lease)
     assert "submitted job" in run.submit()
     assert run.supervisor != first
     run.wait("the next supervisor", lambda state: state.epoch == 2)
