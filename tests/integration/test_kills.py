@@ -15,7 +15,7 @@ from tests.integration.conftest import MakeRun
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
 
-STEPS = 500
+STEPS = 300
 COMMAND = ["python", "-m", "jobs.moe", "--preset", "tiny", "--steps", str(STEPS), "--plain"]
 
 
