@@ -6,6 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.views.folders import failure_words, newest_words
 from orchestrator.views.goodput import Use
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
 from orchestrator.views.palette import COLOR, LABEL
@@ -82,6 +83,7 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         every = f"every {count(saves['interval_steps'], 'step')}: {saves['interval_why']}"
         rows.append(("interval", every))
     rows += save_rows(saves)
+    rows += folder_rows(status)
     if saves["problem"]:
         rows.append(("problem", Text(saves["problem"], style="yellow")))
     spent = f"{percent(goodput['ratio'])} of {seconds(goodput['wall_s'])}"
@@ -154,6 +156,16 @@ def save_rows(saves: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         rows.append(("last save", words))
     if words := missed_words(saves):
         rows.append(("not saved", Text(words, style="yellow")))
+    return rows
+
+
+def folder_rows(body: dict[str, Any]) -> list[tuple[str, RenderableType]]:
+    """Say which watched folder was committed last, and what failed last."""
+    if (folders := body.get("folders")) is None:
+        return []
+    rows: list[tuple[str, RenderableType]] = [("own folder", newest_words(folders))]
+    if words := failure_words(folders):
+        rows.append(("not kept", Text(words, style="yellow")))
     return rows
 
 
@@ -260,6 +272,7 @@ def report_view(body: dict[str, Any]) -> RenderableType:
         ("incidents", f"{len(body['incidents'])}, {count(steps, 'step')} run again"),
     ]
     rows += save_rows(body["checkpoints"])
+    rows += folder_rows(body)
     if retries := body["checkpoints"]["retries"]:
         rows.append(("store", retry_words(retries)))
     if "compared" in body:
