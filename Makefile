@@ -22,8 +22,7 @@ test: $(INSTALLED) ## run every test that this machine can run
 
 chaos: $(INSTALLED) ## break a real Slurm and a real S3 server in every way, about 20 minutes
 	@sh deploy/bootstrap.sh packages
-	$(BIN)/python -m pytest -m chaos tests/chaos tests/faults \
-		tests/integration/test_every_point.py $(TESTS)
+	$(BIN)/python -m pytest -m chaos tests/chaos tests/faults tests/integration $(TESTS)
 
 check: $(INSTALLED) ## lint, format, types, import contracts
 	$(BIN)/ruff check .

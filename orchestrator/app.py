@@ -15,6 +15,7 @@ from typing import Literal
 from checkpointing.store.base import ObjectStore
 from orchestrator.address import with_address
 from orchestrator.config import RunConfig, freeze, load, thaw
+from orchestrator.core import disks
 from orchestrator.core.actions import Outcome
 from orchestrator.core.events import RunRequested
 from orchestrator.core.record import Record
@@ -68,8 +69,14 @@ def check(config_path: Path) -> Checked:
     return Checked(
         config=config,
         timeouts=timeouts_table(config),
-        store=text if store else "none: nothing is saved, every restart begins at step 0",
+        store=text if store else _without_store(config),
     )
+
+
+def _without_store(config: RunConfig) -> str:
+    if config.checkpoint.has_replicas:
+        return "none: a restart has only what nodes keep in memory and on disks"
+    return "none: nothing is saved, every restart begins at step 0"
 
 
 def run(
@@ -240,12 +247,12 @@ def prepare(config: RunConfig, *, more: bool = False) -> tuple[State, History]:
     records: tuple[Record, ...] = read_records(path) if path.exists() else ()
     state, history = History.of(records)
     if state.run is None:
-        return State(last_attempt=_attempts_before(path)), History()
+        return _carried_on(_kept(path)), History()
     if state.over and state.outcome is Outcome.FINISHED and not more:
         raise finished(config)
     if state.over:
         _put_aside(path)
-        return State(last_attempt=state.last_attempt), History()
+        return _carried_on(state), History()
     _same_shape(config, state.run)
     return state, history
 
@@ -272,13 +279,18 @@ def _put_aside(path: Path) -> None:
     path.rename(kept)
 
 
-def _attempts_before(path: Path) -> int:
-    """Return the last attempt of the journals put aside.
+def _carried_on(before: State) -> State:
+    """Return what a new journal begins with: what counts on, and what may lie on disks."""
+    return State(last_attempt=before.last_attempt, on_disks=disks.newest(before))
 
-    A start may end between that and the first record of its own, which repeats the number.
+
+def _kept(path: Path) -> State:
+    """Return where the newest of the journals put aside ended.
+
+    A start may end between that and the first record of its own, which repeats what goes on.
     """
     kept = sorted(path.parent.glob("journal-*.jsonl"))
-    return History.of(read_records(kept[-1]))[0].last_attempt if kept else 0
+    return History.of(read_records(kept[-1]))[0] if kept else State()
 
 
 def _same_shape(config: RunConfig, run: RunRequested) -> None:

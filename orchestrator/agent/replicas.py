@@ -74,6 +74,7 @@ class Replicas(KeptProcess):
         self._fact = fact
         self._token = place.token_path.read_text(encoding="utf-8").strip()
         self._lock = -1
+        self._problems: dict[str, str] = {}
         super().__init__("replicas", self._words())
         self.address = ""
         self.held: tuple[Replica, ...] = ()
@@ -102,6 +103,7 @@ class Replicas(KeptProcess):
                 words += ["--disk", str(place.disk / self._shelf(place.disk))]
             except OSError as error:  # the ranks go on, as they do without the store
                 log.error("nothing is copied to a disk here: %s", error)
+                self._problems[DISK] = str(error)[:300]
         return words
 
     def _shelf(self, disk: Path) -> str:
@@ -219,15 +221,34 @@ class Replicas(KeptProcess):
                     answer.set_result("" if ok else str(value.get("error"))[:300] or "no reason")
             case {"event": "copied", "tier": "peer" | "disk" as tier}:
                 self.copied_at[tier] = time.time()  # what is kept is told by who keeps it
+                if self._problems.pop(tier, ""):
+                    self._tell()
             case {"event": "copy_failed" | "refused" as event}:
+                why = str(value.get("error"))[:300]
+                log.warning("replicas: %s", why)
                 if event == "copy_failed" and (tier := value.get("tier")) in (PEER, DISK):
-                    self.failed[tier] = self.failed.get(tier, 0) + 1
-                log.warning("replicas: %s", str(value.get("error"))[:300])
+                    self._has_failed(tier, why)
             case _:
                 raise KeyError(str(value)[:100])
 
+    def _has_failed(self, tier: str, why: str) -> None:
+        """Count a failure, and tell of the first since a copy came through."""
+        self.failed[tier] = self.failed.get(tier, 0) + 1
+        if tier not in self._problems:
+            self._problems[tier] = why
+            self._tell()
+
     def _tell(self) -> None:
-        self._fact(Replicated(node=self._place.node, address=self.address, replicas=self.held))
+        where = {PEER: "to its buddy", DISK: "to its disk"}
+        words = [f"{where[tier]}: {why}" for tier, why in sorted(self._problems.items())]
+        self._fact(
+            Replicated(
+                node=self._place.node,
+                address=self.address,
+                replicas=self.held,
+                problem="; ".join(words),
+            )
+        )
 
 
 def replica_of(value: dict[str, object]) -> Replica:

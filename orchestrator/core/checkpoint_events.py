@@ -84,11 +84,16 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """What a node keeps of copies now, and where; replaces what was known of the node."""
+    """What a node keeps of copies now, and where; replaces what was known of the node.
+
+    Attributes:
+        problem: Why copying from it fails, "" since a copy came through again.
+    """
 
     node: str
     address: str
     replicas: tuple[Replica, ...]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

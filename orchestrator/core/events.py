@@ -89,6 +89,7 @@ class RunRequested:
     Attributes:
         checkpoints: Whether there is a store; without one nothing is committed or restored.
         attempts_before: Attempts in earlier journals of this run; numbers go on from there.
+        on_disks_before: What was whole on disks last, as (step, attempt), by those journals.
     """
 
     run: str
@@ -98,6 +99,7 @@ class RunRequested:
     interval_steps: int
     checkpoints: bool
     attempts_before: int = 0
+    on_disks_before: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

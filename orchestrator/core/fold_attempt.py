@@ -7,6 +7,7 @@ ranks of an old attempt changes nothing here.
 from dataclasses import replace
 
 from monitors.faults import FaultKind
+from orchestrator.core import disks
 from orchestrator.core import events as ev
 from orchestrator.core.actions import (
     Decision,
@@ -304,6 +305,7 @@ def judged(state: State, record: Record, event: ev.FaultJudged) -> State:
         attempt=attempt,
         incidents=incidents,
         quarantined=quarantined,
+        on_disks=disks.newest(state),
         best_step=best_step,
         phase=RunPhase.RECOVERING,
     )
@@ -326,6 +328,7 @@ def _note(state: State, clue: Clue, trouble: bool, since_s: float) -> State:
             first_trouble=replace(clue, at=seen_at),
             trouble_since=seen_at - since_s,
         )
+        state = replace(state, on_disks=disks.newest(state))  # before anything is replaced
     return replace(state, attempt=attempt)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from orchestrator.core import events as ev
 from orchestrator.core import fold_allocation as allocations
 from orchestrator.core import fold_attempt as attempts
+from orchestrator.core.events import DISK, Replica
 from orchestrator.core.node import Node
 from orchestrator.core.record import Record
 from orchestrator.core.state import State
@@ -16,11 +17,11 @@ def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
     if state.is_fenced(event.node, event.incarnation):
         return state
     former = before.former if before else frozenset()
-    warned = ""
+    warned = copy_problem = ""
     if before is not None and before.incarnation == event.incarnation:
         if event.attempt and not before.alive:
             return state  # lost, and its ranks still run
-        warned = before.warned
+        warned, copy_problem = before.warned, before.copy_problem
     elif before is not None:
         former |= {before.incarnation}
         why = "its agent was replaced by a new one"
@@ -45,6 +46,8 @@ def joined(state: State, record: Record, event: ev.AgentJoined) -> State:
         staged=event.staged,
         replicas=event.replicas,
         replica_address=event.replica_address,
+        copy_problem=copy_problem,
+        shelf=_shelf(before, event.replica_address, event.replicas),
     )
     state = attempts.unpair(state, event.node)
     return allocations.joined(with_node(state, node), event.job)
@@ -103,7 +106,23 @@ def replicated(state: State, record: Record, event: ev.Replicated) -> State:
     node = state.nodes.get(event.node)
     if node is None or not node.alive:
         return state
-    return with_node(state, replace(node, replicas=event.replicas, replica_address=event.address))
+    return with_node(
+        state,
+        replace(
+            node,
+            replicas=event.replicas,
+            replica_address=event.address,
+            copy_problem=event.problem,
+            shelf=_shelf(node, event.address, event.replicas),
+        ),
+    )
+
+
+def _shelf(before: Node | None, address: str, replicas: tuple[Replica, ...]) -> tuple[Replica, ...]:
+    """Return what is on a node's disk; who gives no copies now has not looked."""
+    if address:
+        return tuple(copy for copy in replicas if copy.tier == DISK)
+    return before.shelf if before is not None else ()
 
 
 def with_node(state: State, node: Node) -> State:

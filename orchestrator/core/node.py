@@ -92,6 +92,8 @@ class Node:
         former: Replaced incarnations; nothing that they say counts.
         replicas: Copies of snapshots, of other nodes in its memory and of its own on its disk.
         replica_address: Where it takes and gives them, "" for nowhere.
+        copy_problem: Why its snapshots are not copied elsewhere, "" for nothing.
+        shelf: Copies on its disk as it told last; they stay there while it is lost.
     """
 
     name: str
@@ -114,6 +116,8 @@ class Node:
     staged: tuple[StagedShard, ...] = ()
     replicas: tuple[Replica, ...] = ()
     replica_address: str = ""
+    copy_problem: str = ""
+    shelf: tuple[Replica, ...] = ()
 
     @property
     def complaint(self) -> str:

@@ -219,6 +219,7 @@ class State:
     catalogue_read: bool = False
     catalogue_problem: str = ""
     commits: tuple[tuple[int, int], ...] = ()
+    on_disks: Place | None = None
     quarantined: frozenset[tuple[int, int, str]] = frozenset()
     in_quarantine: frozenset[Place] = frozenset()
     unkept: tuple[Place, ...] = ()

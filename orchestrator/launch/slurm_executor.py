@@ -39,6 +39,13 @@ class Executor(SlurmExecutor):
         """Return what a submission would hand to sbatch."""
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
+    @property
+    def _submitit_command_str(self) -> str:
+        command = str(super()._submitit_command_str)
+        # Without srun, Slurm's signals for the batch script are for what it becomes: no shell
+        # is there that dies of them.
+        return command if self.parameters.get("use_srun", True) else f"exec {command}"
+
     def hand_over(self, pickle: str, entry: str, argument: str) -> str:
         """Submit a call of `entry` with `argument`; returns the job's id.
 

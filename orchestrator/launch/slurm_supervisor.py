@@ -142,13 +142,24 @@ def _submit_in_child(spec: SupervisorSpec, lock: int) -> str:
 
 
 def _parameters(spec: SupervisorSpec) -> dict[str, Any]:
-    """Return the whole request in submitit's words. Pure."""
+    """Return the whole request in submitit's words. Pure.
+
+    There is no srun and so no step. Seen with Slurm 22.05.8, though not every time: a node was cut
+    off, its job was queued again and ran elsewhere, and the node came back. Slurm ended the stale
+    step there; the stale srun then had Slurm cancel step N.0, which by then was that of the second
+    start, and the job was over. The end of a stale batch script Slurm refuses, as it comes from the
+    wrong node.
+    """
+    common = spec.options.parameters(spec.folder, PICKLE, spec.exclude, requeue=True)
+    # `B:` is the batch script, which is then the supervisor; without it only steps are told.
+    more = {**common["additional_parameters"], "signal": f"B:USR2@{WARN_S}"}
     return {
-        **spec.options.parameters(spec.folder, PICKLE, spec.exclude, requeue=True),
+        **common,
+        "additional_parameters": more,
+        "use_srun": False,
         "job_name": spec.job_name,
         "comment": spec.comment,
         "nodes": 1,
-        "signal_delay_s": WARN_S,
         "stderr_to_stdout": True,
     }
 

@@ -184,6 +184,7 @@ class Supervisor:
                     interval_steps=config.checkpoint.interval_steps,
                     checkpoints=self._store is not None,
                     attempts_before=state.last_attempt,
+                    on_disks_before=state.on_disks,
                 )
             )
         opening.append(ev.LeaseTaken(epoch=self._lease.epoch, holder=self._lease.holder))

@@ -198,12 +198,22 @@ def _checkpoints(state: State, history: History, now: float) -> dict[str, Any]:
         "refused": len(state.refused),
         "quarantined": [list(place) for place in sorted(state.in_quarantine, reverse=True)],
         "deleted": state.deleted,
+        "copies_failing": _copies_failing(state),
         "problem": state.refused_why
         or state.last_upload_error
         or state.catalogue_problem
         or state.retention_problem
         or None,
     }
+
+
+def _copies_failing(state: State) -> str | None:
+    """Say of one living node why its snapshots are not copied, and of how many others."""
+    failing = [n for n in state.nodes.values() if n.alive and n.copy_problem]
+    if not failing:
+        return None
+    more = f" (and from {count(len(failing) - 1, 'more node')})" if len(failing) > 1 else ""
+    return f"from {failing[0].name} {failing[0].copy_problem}{more}"
 
 
 def _budget(state: State, now: float) -> list[dict[str, Any]]:

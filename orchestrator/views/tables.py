@@ -84,6 +84,8 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         rows.append(("interval", every))
     rows += save_rows(saves)
     rows += folder_rows(status)
+    if saves["copies_failing"]:
+        rows.append(("copies fail", Text(saves["copies_failing"], style="yellow")))
     if saves["problem"]:
         rows.append(("problem", Text(saves["problem"], style="yellow")))
     spent = f"{percent(goodput['ratio'])} of {seconds(goodput['wall_s'])}"

@@ -12,6 +12,7 @@ from orchestrator.core.actions import Outcome
 from orchestrator.core.state import State
 from orchestrator.exit_codes import ExitCode
 from orchestrator.launch.slurm_text import JobFate, SlurmJobState
+from orchestrator.supervisor.lease import current_holder
 from orchestrator.views.replay import replay
 from tests.integration.command_line import everstep
 from tests.integration.devclusters import (
@@ -48,7 +49,12 @@ class SubmittedRun(WatchedRun):
     def supervisor_log(self) -> str:
         return (self.config.run_dir / "supervisor.log").read_text(encoding="utf-8")
 
-    def goes_on_elsewhere(self) -> None:
+    def gives_up_the_lease(self) -> bool:
+        """Whether the newest supervisor ended in order: SIGTERM reached it, and it had time."""
+        holder = current_holder(self.config.run_dir / "lease")
+        return holder is not None and holder.released
+
+    def goes_on_elsewhere(self, *, in_order: bool = False) -> None:
         """Wait for Slurm to queue the job again, spare it the two minutes, and for what follows."""
         job = self.supervisor
 
@@ -57,6 +63,7 @@ class SubmittedRun(WatchedRun):
             return view.fate is JobFate.PENDING and view.reason == "BeginTime"
 
         eventually("the job is queued again", is_queued_again)
+        assert self.gives_up_the_lease() is in_order
         self.cluster.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
         epoch = self.state.epoch
         self.wait("the next supervisor", lambda state: state.epoch == epoch + 1)
@@ -157,13 +164,15 @@ def test_a_supervisor_that_is_cut_off_is_deposed_and_ended(make: Make) -> None:
     run.cluster.do("partition", "node1")
     run.goes_on_elsewhere()
     assert run.holder.split(":")[0] in ("node2", "node3")
-    run.until_over()
     run.cluster.do("heal", "node1")
+    eventually("the first is ended", lambda: "supervisor" not in processes_on(run, "node1"))
+    assert run.jobs(SUPERVISOR)[-1].fate is JobFate.RUNNING, "the second is not"
+    run.until_over()
     assert run.state.outcome is Outcome.FINISHED
+    assert run.state.epoch == 2, "the second saw the end"
     assert not replay(run.records).differences
     epochs = run.epochs_as_written()
     assert epochs == sorted(epochs), "the first wrote nothing after the second"
-    eventually("nothing of it is left", lambda: "supervisor" not in processes_on(run, "node1"))
 
 
 def processes_on(run: SubmittedRun, node: str) -> str:
@@ -174,9 +183,32 @@ def test_a_supervisor_at_its_time_limit_is_started_again(make: Make) -> None:
     run = make("timely")
     run.submit()
     run.wait("all ranks", is_running)
-    run.cluster.slurm("scancel", "--signal=USR2", run.supervisor)
-    run.goes_on_elsewhere()
+    run.cluster.slurm("scancel", "--batch", "--signal=USR2", run.supervisor)
+    run.goes_on_elsewhere(in_order=True)
     assert "time limit is near" in run.supervisor_log
+    ended_untouched(run)
+
+
+@pytest.mark.chaos
+def test_slurm_warns_of_the_time_limit_itself(make: Make) -> None:
+    run = make("warned")
+    run.submit()
+    run.wait("all ranks", is_running)
+    limit = ("scontrol", "update", f"JobId={run.supervisor}")
+    run.cluster.slurm(*limit, "TimeLimit=2")  # Slurm looks at it every 30 s
+    eventually("the warning", lambda: "time limit is near" in run.supervisor_log)
+    run.cluster.slurm(*limit, "TimeLimit=UNLIMITED")
+    run.goes_on_elsewhere(in_order=True)
+    ended_untouched(run)
+
+
+@pytest.mark.chaos
+def test_a_preempted_supervisor_is_started_again(make: Make) -> None:
+    run = make("urged")
+    run.submit()
+    run.wait("all ranks", is_running)
+    run.cluster.do("preempt", run.supervisor, "--hold", "3")
+    run.goes_on_elsewhere(in_order=True)
     ended_untouched(run)
 
 
@@ -201,6 +233,7 @@ def test_a_cancelled_supervisor_leaves_the_ranks_alone_and_can_be_submitted_agai
     first = run.supervisor
     run.cluster.slurm("scancel", first)
     eventually("it is gone", lambda: run.jobs(SUPERVISOR)[-1].fate is JobFate.GONE)
+    eventually("it ended in order", run.gives_up_the_lease)
     assert "submitted job" in run.submit()
     assert run.supervisor != first
     run.wait("the next supervisor", lambda state: state.epoch == 2)

@@ -60,7 +60,7 @@ class Life:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.machine = RunMachine()
-        self.machine.begins(calm=True)
+        self.machine.begins(calm=True, checkpoints=True)
         self.machine.world.hears(ev.PolicySet(policy=PATIENT))
 
     @property

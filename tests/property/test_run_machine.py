@@ -31,9 +31,9 @@ culprits = st.sampled_from((None, None, *NODES))
 class RunMachine(RuleBasedStateMachine):
     """One run of two nodes, one spare and a node that is sometimes added."""
 
-    @initialize(calm=mostly)
-    def begins(self, calm: bool) -> None:
-        self.world = World(POLICY, check=check_decision)
+    @initialize(calm=mostly, checkpoints=mostly)
+    def begins(self, calm: bool, checkpoints: bool) -> None:
+        self.world = World(POLICY, check=check_decision, checkpoints=checkpoints)
         self.committed: set[tuple[int, int]] = set()
         self.answered: list[str] = []
         if calm:

@@ -52,6 +52,7 @@ class World:
     nodes: int = 2
     spares: int = 1
     ranks_per_node: int = 2
+    checkpoints: bool = True
     check: Check | None = None
     now: float = 1_000_000.0
     epoch: int = 1
@@ -82,7 +83,7 @@ class World:
                 spares=self.spares,
                 ranks_per_node=self.ranks_per_node,
                 interval_steps=4,
-                checkpoints=True,
+                checkpoints=self.checkpoints,
             )
         )
         self.hears(ev.LeaseTaken(epoch=1, holder="h"))
@@ -376,8 +377,8 @@ class World:
             agent.stage(self.step)
 
     def uploads(self, agent: Agent) -> None:
-        """The agent's uploader stores everything that is staged there."""
-        for shard in agent.shards():
+        """The agent's uploader, where there is a store, stores everything that is staged there."""
+        for shard in agent.shards() if self.checkpoints else ():
             key = (shard.step, shard.attempt)
             self.parts.setdefault(key, set()).add(shard.rank)
             agent.fact(

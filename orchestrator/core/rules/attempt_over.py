@@ -1,6 +1,6 @@
 """Ends of an attempt that a restart does not cure: the run stops and says why."""
 
-from orchestrator.core import budgets
+from orchestrator.core import budgets, disks
 from orchestrator.core.actions import Decision
 from orchestrator.core.policy import Policy
 from orchestrator.core.restore import has_history
@@ -72,10 +72,7 @@ def history_unusable(state: State, now: float, policy: Policy) -> Decision | Non
         return None
     attempt, incident = ended
     plan = next_attempt(state, incident, now)
-    if plan is None or plan.restore is not None:
+    if plan is None or plan.restore is not None or disks.are_awaited(state, now, policy):
         return None
-    reason = (
-        f"none of the {len(state.commits)} committed checkpoints can be restored; "
-        "not starting over from step 0"
-    )
+    reason = disks.unusable(state)
     return fail(state, "history_unusable", reason, (*incident.evidence, attempt.verdict_seq))

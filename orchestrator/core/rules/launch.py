@@ -7,6 +7,7 @@ from orchestrator.core.events import Ending
 from orchestrator.core.node import Allocation, AllocationPhase, Node
 from orchestrator.core.placement import count_good, count_usable, place, place_smaller
 from orchestrator.core.policy import Policy
+from orchestrator.core.restore import choose, has_history
 from orchestrator.core.rules.verdicts import fail, is_pending, make, wait
 from orchestrator.core.state import AttemptPhase, State
 
@@ -92,7 +93,8 @@ def _is_recovering(state: State, now: float) -> bool:
     if attempt is None:
         return False
     if not attempt.is_live:
-        return place(state) is not None or place_smaller(state) is not None
+        nodes = place(state) or place_smaller(state)
+        return nodes is not None and (choose(state, nodes) is not None or not has_history(state))
     if attempt.phase is not AttemptPhase.RUNNING or attempt.started_at is None:
         return True
     is_silent = state.waited_s(attempt.started_at, now) > SETTLED_S  # a script without heartbeats

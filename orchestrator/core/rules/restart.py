@@ -22,7 +22,7 @@ def restart(state: State, now: float, policy: Policy) -> Decision | None:
         return None
     attempt, incident = ended
     plan = next_attempt(state, incident, now)
-    if plan is None:
+    if plan is None or (plan.restore is None and has_history(state)):
         return None
     if attempt.moved and not _is_newest(plan, attempt) and not upload_settled(state, now, policy):
         return wait(state, "restart", "waiting for the upload of what the ranks saved last")
@@ -36,7 +36,9 @@ def restart(state: State, now: float, policy: Policy) -> Decision | None:
         interval_steps=state.interval_steps,
         exclude=plan.exclude,
     )
-    reason = f"{incident.cause}; {_where(attempt.nodes, plan.nodes)}, {_origin(plan.restore)}"
+    reason = (
+        f"{incident.cause}; {_where(attempt.nodes, plan.nodes)}, {_origin(state, plan.restore)}"
+    )
     rule = _rule(attempt.nodes, plan.nodes)
     evidence = (*incident.evidence, attempt.verdict_seq)
     return make(state, rule, action, reason, evidence, action.attempt)
@@ -129,7 +131,9 @@ def _where(before: tuple[str, ...], after: tuple[str, ...]) -> str:
     return " and ".join(swaps)
 
 
-def _origin(restore: Restore | None) -> str:
+def _origin(state: State, restore: Restore | None) -> str:
+    if restore is None and state.saves:
+        return "from step 0 (what was saved was in memory that is gone)"
     if restore is None:
         return "from step 0 (nothing was saved yet)"
     return f"from step {restore.step} in {restore.source.words}"

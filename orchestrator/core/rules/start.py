@@ -1,10 +1,11 @@
 """The first attempt of a run (also of a run that goes on from an older one's checkpoints)."""
 
+from orchestrator.core import disks
 from orchestrator.core.actions import Decision, StartRanks
 from orchestrator.core.placement import place, place_smaller
 from orchestrator.core.policy import Policy
-from orchestrator.core.restore import choose
-from orchestrator.core.rules.verdicts import make, wait
+from orchestrator.core.restore import choose, has_history
+from orchestrator.core.rules.verdicts import fail, make, wait
 from orchestrator.core.state import State
 
 
@@ -19,6 +20,8 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
         problem = state.catalogue_problem or "not answered yet"
         return wait(state, "start", f"waiting for the list of checkpoints: {problem}")
     restore = choose(state, nodes)
+    if restore is None and has_history(state):
+        return _lacks_history(state, now, policy)
     action = StartRanks(
         attempt=state.last_attempt + 1,
         nodes=nodes,
@@ -34,6 +37,13 @@ def start(state: State, now: float, policy: Policy) -> Decision | None:
     reason = f"{len(nodes)}{fewer} {noun} ready; start from {origin}"
     evidence = tuple(sorted(state.nodes[name].joined_seq for name in nodes))
     return make(state, "start", action, reason, evidence, action.attempt)
+
+
+def _lacks_history(state: State, now: float, policy: Policy) -> Decision:
+    """Wait for what an earlier journal of the run knew to be on disks; never begin without."""
+    if disks.are_awaited(state, now, policy):
+        return wait(state, "start", f"waiting for {disks.whereabouts(state)}")
+    return fail(state, "history_unusable", disks.unusable(state), ())
 
 
 def _place_late(state: State, now: float, policy: Policy) -> tuple[str, ...] | None:

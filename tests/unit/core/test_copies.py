@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from orchestrator.core.codec import decode_record, encode
 from orchestrator.core.events import DISK, PEER, Replica
 from orchestrator.core.restore import choose
 from orchestrator.core.rules.pair import RETRY_S
+from orchestrator.supervisor.judge import verdict_on
 from tests.unit.core.story import Story, policy
 
 NODES = ("n1", "n2")
@@ -129,6 +131,42 @@ def test_what_could_not_be_fetched_is_tried_from_the_next_place_once() -> None:
         assert story.incident.node == ("n2" if start.restore.source is Source.STORE else None)
     assert not story.state.nodes["n2"].excluded
     assert tried == [(Source.PEER, 30), (Source.DISK, 30), (Source.STORE, 20)]
+
+
+@pytest.mark.parametrize("first", ["the copy breaks off", "the node is silent"])
+@pytest.mark.parametrize("next_best", [Source.DISK, Source.STORE])
+def test_a_buddy_that_dies_in_a_fetch_is_followed_by_the_next_best(
+    first: str, next_best: Source
+) -> None:
+    story = running()
+    story.stages(30).commits(20)
+    story.keeps("n1", 2, 3)
+    if next_best is Source.DISK:
+        story.keeps("n3", 0, 1, 2, 3, tier=DISK)
+    story.loses("n2").decides()
+    judge(story.stops())
+    start = story.decides()[-1].action
+    assert isinstance(start, StartRanks)
+    assert start.restore is not None
+    assert (start.nodes, start.restore.source) == (("n1", "n3"), Source.PEER)
+    story.joins("n4", incarnation="i1")
+    if first == "the node is silent":
+        story.loses("n1", silent_s=10.0)
+    story.exits(2, 3, code=77, note="restore_failed").decides()
+    if first == "the copy breaks off":
+        story.loses("n1")
+    judge(story.stops())
+    again = story.decides()[-1].action
+    assert isinstance(again, StartRanks)
+    assert again.restore is not None
+    assert (again.nodes, again.restore.source) == (("n4", "n3"), next_best)
+    assert again.restore.step == (30 if next_best is Source.DISK else 20)
+    assert not story.state.nodes["n3"].excluded
+
+
+def judge(story: Story) -> None:
+    """The verdict that the supervisor would come to."""
+    story.says(verdict_on(story.attempt, story.state.nodes))
 
 
 def test_bad_memory_is_read_from_the_copies_instead() -> None:

@@ -37,6 +37,7 @@ def test_the_order_of_the_rules_is_deliberate() -> None:
         "unhold",
         "give_back",
         "no_capacity",
+        "disks",
         "snapshot",
         "pair",
         "interval",

@@ -80,11 +80,13 @@ def test_the_job_is_small_and_comes_back_and_is_rendered_without_slurm(
         "--reservation='week 7'",
         "--time=60",
         "--mem=2048M",
-        "--signal=USR2@120",
+        "--signal=B:USR2@120",
     ):
         assert f"#SBATCH {line}" in lines
     assert "module load x" in lines
     assert not [line for line in lines if "no-requeue" in line or "gpus" in line]
+    assert lines[-1].startswith("exec ")
+    assert not [line for line in lines if "srun" in line]
     assert lines[-1].endswith(f" -P -u -m submitit.core._submit '{FOLDER}'")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from checkpointing.store.base import ObjectStore
 from orchestrator import app
 from orchestrator.config import RunConfig, freeze
 from orchestrator.core import events as ev
@@ -285,6 +286,31 @@ def test_a_run_under_way_is_taken_up_where_it_stands(tmp_path: Path) -> None:
     assert ([a.job for a in state.living_allocations], state.over) == (["7"], False)
 
 
+def test_a_run_is_taken_up_while_its_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = tmp_path / "store"
+    config = run_config(tmp_path, checkpoint={"store": f"file://{store}"})
+    (tmp_path / "run.toml").touch()
+    monkeypatch.setattr(app, "read", lambda _: config)
+    taken: list[ObjectStore | None] = []
+
+    def supervise(*parts: Any) -> Outcome:
+        taken.append(parts[2])
+        return Outcome.FINISHED
+
+    monkeypatch.setattr(app, "_run", supervise)
+    with pytest.raises(PreconditionError, match=r"checkpoint\.store: "):
+        app.run(tmp_path / "run.toml")
+    assert not taken
+    story(config)
+    assert app.run(tmp_path / "run.toml") is Outcome.FINISHED
+    assert taken[0] is not None
+    assert "going on without the store until it is back" in caplog.text
+    store.mkdir()
+    assert taken[0].probe() is None
+
+
 def test_a_finished_run_is_not_started_again(tmp_path: Path) -> None:
     config = run_config(tmp_path)
     path = story(config, *over(Outcome.FINISHED))
@@ -292,6 +318,25 @@ def test_a_finished_run_is_not_started_again(tmp_path: Path) -> None:
     with pytest.raises(PreconditionError, match=r"run small is finished; .*run\.name.*remove"):
         app.prepare(config)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_new_journal_knows_what_the_old_one_saw_on_disks(tmp_path: Path, aside: bool) -> None:
+    config = run_config(tmp_path)
+    copy = ev.Replica(tier=ev.DISK, rank=0, step=30, attempt=3, world=1)
+    joined = ev.AgentJoined(
+        node="n1",
+        incarnation="i1",
+        address="",
+        metrics_url="",
+        replicas=(copy,),
+        replica_address="n1:7",
+    )
+    path = story(config, ev.CatalogueRead(commits=((9, 3),)), joined, *over(Outcome.FAILED))
+    if aside:
+        path.rename(path.with_name("journal-0001.jsonl"))
+    state, _ = app.prepare(config)
+    assert (state.last_attempt, state.on_disks, state.run) == (3, (30, 3), None)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.STOPPED])

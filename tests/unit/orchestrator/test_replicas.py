@@ -213,7 +213,11 @@ def test_a_disk_that_cannot_be_used_ends_nothing(tmp_path: Path) -> None:
         disk=tmp_path / "file",
         bytes_per_s=1e9,
     )
-    assert "--disk" not in Replicas(place, lambda _: None)._command
+    told: list[str] = []
+    copies = Replicas(place, lambda fact: told.append(fact.problem))
+    assert "--disk" not in copies._command
+    copies.heard({"event": "listening", "address": "127.0.0.1:7"})
+    assert told[0].startswith("to its disk: ")
 
 
 def test_copies_that_fail_are_counted_and_the_last_one_that_came_is_known(tmp_path: Path) -> None:
@@ -227,12 +231,14 @@ def test_copies_that_fail_are_counted_and_the_last_one_that_came_is_known(tmp_pa
         disk=None,
         bytes_per_s=1e9,
     )
-    copies = Replicas(place, lambda _: None)
-    for event in ("copy_failed", "copied", "copy_failed"):
+    told: list[str] = []
+    copies = Replicas(place, lambda fact: told.append(fact.problem))
+    for event in ("copy_failed", "copy_failed", "copied", "copied", "copy_failed"):
         copies.heard({"event": event, "tier": "peer", "error": "no room"})
     copies.heard({"event": "refused", "error": "no order"})
-    assert copies.failed == {"peer": 2}
+    assert copies.failed == {"peer": 3}
     assert set(copies.copied_at) == {"peer"}
+    assert told == ["to its buddy: no room", "", "to its buddy: no room"]
 
 
 @pytest.fixture

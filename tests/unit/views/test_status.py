@@ -87,3 +87,23 @@ def test_a_finished_run_has_released_its_nodes() -> None:
     body = of(Story().launch().train(20).finish())
     assert body["outcome"] == "finished"
     assert {n["state"] for n in body["nodes"]} == {"released"}
+
+
+def test_copies_that_fail_are_told_in_one_line_and_only_then() -> None:
+    story = Story().launch().train(50)
+
+    def said() -> str:
+        found = [str(value) for name, value in status_rows(of(story)) if name == "copies fail"]
+        return " ".join(found)
+
+    def tells(node: str, problem: str) -> None:
+        story.add(ev.Replicated(node=node, address="a:1", replicas=(), problem=problem))
+
+    assert said() == ""
+    tells("node-1", "to its disk: no room")
+    assert said() == "from node-1 to its disk: no room"
+    tells("node-2", "to its buddy: no answer")
+    assert said() == "from node-1 to its disk: no room (and from 1 more node)"
+    tells("node-1", "")
+    tells("node-2", "")
+    assert said() == ""

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from checkpointing.errors import ReplicaCorrupt, ReplicaError
+from checkpointing.replicas import server
+from checkpointing.replicas.exchange import send_body
 from checkpointing.replicas.fetching import DISK, Fetched, Fetcher, Order
 from checkpointing.replicas.replica import Name, Offer
 from checkpointing.replicas.room import Room
 from checkpointing.replicas.shelf import Shelf
 from checkpointing.replicas.snapshot import FileSource, SnapshotFile, Source
+from checkpointing.replicas.wire import Line
 from checkpointing.stage.arena import MappedArena, peek
 from checkpointing.store.pace import Pacer
 from tests.unit.checkpointing.replicas.made import (
@@ -20,6 +23,7 @@ from tests.unit.checkpointing.replicas.made import (
     Rank,
     assert_restores,
     put_on,
+    served,
     shelf,
 )
 
@@ -187,6 +191,34 @@ def test_a_fetch_tells_why_no_source_served_and_leaves_the_arena_alone(tmp_path:
     assert "fail their CRC" in fetched.error
     assert rank.path.read_bytes() == before
     assert files(tmp_path / "n") == ["arena-0"]
+
+
+def test_a_node_that_dies_while_it_gives_a_copy_is_followed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gave: list[str] = []
+
+    def half(line: Line, snapshot: SnapshotFile, index: int, offer: Offer, pace: Pacer) -> None:
+        gave.append(offer.name.file)
+        if len(gave) > 1:
+            return send_body(line, snapshot, index, offer, pace)
+        for at, nbytes in list(snapshot.spans(index, offer))[:1]:
+            line.send_file(snapshot.file, at, nbytes // 2, pace)
+        return line.close()
+
+    monkeypatch.setattr(server, "send_body", half)
+    rank, new = Rank(tmp_path / "n"), tmp_path / "new"
+    for folder in (new, tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+    with served(tmp_path / "a") as dying, served(tmp_path / "b") as other:
+        name = put_on(dying.shelf, rank, 7).name
+        put_on(other.shelf, rank, 7)
+        fetcher = Fetcher(new, Room(new), None, SECRET)
+        fetched = fetch(fetcher, order(new, name, dying.address, other.address))
+    assert (fetched.source, fetched.error) == (other.address, "")
+    assert len(gave) == 2
+    assert_restores(new / "arena-0", name)
+    assert files(new) == ["arena-0"]
 
 
 class Slow:
