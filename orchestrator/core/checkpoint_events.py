@@ -153,8 +153,7 @@ class CommitRefused:
 class FolderStep(StrEnum):
     """What can become of a folder that a trainer wrote by itself.
 
-    `KNOWN` was committed before its watcher began; `REMOVED` is gone from the disk, `PRUNED` from
-    the store.
+    `KNOWN` was committed before its watcher began; `REMOVED` is gone from the disk.
     """
 
     UPLOADED = "uploaded"
@@ -162,7 +161,6 @@ class FolderStep(StrEnum):
     KNOWN = "known"
     FAILED = "failed"
     REMOVED = "removed"
-    PRUNED = "pruned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

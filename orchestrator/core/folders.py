@@ -7,7 +7,7 @@ from orchestrator.core.events import FolderStep, FolderWatched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """The newest commit, the last failure, and counts; times are Unix seconds.
+    """The last commit, the last failure, and counts; times are Unix seconds.
 
     Attributes:
         entry: The folder that was committed last, "" for none.
@@ -16,7 +16,6 @@ class Folders:
         failed_entry: Which, "" for the watched directory as a whole.
         failures: How often one could not.
         removed: Folders deleted from disks once they were committed.
-        pruned: Commits deleted from the store.
     """
 
     entry: str = ""
@@ -28,7 +27,6 @@ class Folders:
     failed_at: float = 0.0
     failures: int = 0
     removed: int = 0
-    pruned: int = 0
 
 
 def watched(folders: Folders, event: FolderWatched, at: float) -> Folders:
@@ -46,14 +44,12 @@ def watched(folders: Folders, event: FolderWatched, at: float) -> Folders:
             )
         case FolderStep.REMOVED:
             return replace(folders, removed=folders.removed + 1)
-        case FolderStep.PRUNED:
-            return replace(folders, pruned=folders.pruned + 1)
         case FolderStep.UPLOADED:
             return folders
 
 
 def _committed(folders: Folders, event: FolderWatched, at: float) -> Folders:
-    """A watcher that begins tells of older commits too: the newest counts."""
+    """A watcher that begins tells of older commits too: the one made last counts."""
     made_at = at - event.age_s if event.age_s == event.age_s else None
     if folders.entry and (made_at is None or made_at < (folders.committed_at or 0.0)):
         return folders

@@ -241,8 +241,6 @@ def _folder(e: ev.FolderWatched) -> str:
             return f"{e.node} stored its part of {name}{size}{took}"
         case ev.FolderStep.REMOVED:
             return f"{name} is committed and was deleted from {e.node}"
-        case ev.FolderStep.PRUNED:
-            return f"{name} was deleted from the store: no rule keeps it"
 
 
 WORDS: dict[type, Callable[[Any], str]] = {

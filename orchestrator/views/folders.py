@@ -11,10 +11,10 @@ from orchestrator.views.units import seconds, size
 
 
 def folders_json(folders: Folders, now: float) -> dict[str, Any]:
-    """Return the newest commit of a watched folder, its age, and the last failure."""
+    """Return which watched folder was committed last, its age, and the last failure."""
     at = folders.committed_at
     return {
-        "newest": folders.entry or None,
+        "last": folders.entry or None,
         "version": folders.version or None,
         "nbytes": folders.nbytes if folders.entry else None,
         "age_s": None if at is None else max(0.0, now - at),
@@ -23,16 +23,15 @@ def folders_json(folders: Folders, now: float) -> dict[str, Any]:
         "failed_age_s": max(0.0, now - folders.failed_at) if folders.failure else None,
         "failures": folders.failures,
         "removed": folders.removed,
-        "pruned": folders.pruned,
     }
 
 
-def newest_words(body: dict[str, Any]) -> str:
+def last_words(body: dict[str, Any]) -> str:
     """Say which folder was committed last."""
-    if body["newest"] is None:
+    if body["last"] is None:
         return "none committed yet"
     age = f", {seconds(body['age_s'])} ago" if body["age_s"] is not None else ""
-    return f"{body['newest']}{age} ({size(body['nbytes'])})"
+    return f"{body['last']}{age} ({size(body['nbytes'])})"
 
 
 def failure_words(body: dict[str, Any]) -> str:
@@ -46,14 +45,14 @@ def failure_words(body: dict[str, Any]) -> str:
 def families(folders: Folders, run: str, over: bool, now: float) -> Iterator[Metric]:
     """Yield the families `everstep_folder_*`."""
     if folders.committed_at is not None:
-        doc = "When the newest watched folder was committed"
+        doc = "When a watched folder was committed last"
         at = folders.committed_at
         yield from gauge("folder_last_success_timestamp_seconds", doc, run, at)
         if not over:
-            doc = "Age of the newest committed watched folder"
+            doc = "Time since a watched folder was committed last"
             yield from gauge("folder_age_seconds", doc, run, max(0.0, now - at))
     if folders.entry:
-        doc = "Size of the newest committed watched folder"
+        doc = "Size of the watched folder that was committed last"
         yield from gauge("folder_bytes", doc, run, folders.nbytes)
     doc = "Times that a watched folder could not be kept; it is tried again"
     yield from counter("folder_failures", doc, run, folders.failures)
@@ -62,5 +61,3 @@ def families(folders: Folders, run: str, over: bool, now: float) -> Iterator[Met
         yield from gauge("folder_last_failure_timestamp_seconds", doc, run, folders.failed_at)
     doc = "Watched folders deleted from disks once they were committed"
     yield from counter("folder_removals", doc, run, folders.removed)
-    doc = "Commits of watched folders that were deleted from the store"
-    yield from counter("folder_deletions", doc, run, folders.pruned)

@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.views.folders import failure_words, newest_words
+from orchestrator.views.folders import failure_words, last_words
 from orchestrator.views.goodput import Use
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
 from orchestrator.views.palette import COLOR, LABEL
@@ -165,7 +165,7 @@ def folder_rows(body: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     """Say which watched folder was committed last, and what failed last."""
     if (folders := body.get("folders")) is None:
         return []
-    rows: list[tuple[str, RenderableType]] = [("own folder", newest_words(folders))]
+    rows: list[tuple[str, RenderableType]] = [("own folder", last_words(folders))]
     if words := failure_words(folders):
         rows.append(("not kept", Text(words, style="yellow")))
     return rows

@@ -194,7 +194,7 @@ def own_folders() -> World:
     judge(world, "rank_killed", "process")
     keep(world, "checkpoint-1", "known")
     keep(world, "checkpoint-2", "committed")
-    keep(world, "checkpoint-1", "removed", "pruned")
+    keep(world, "checkpoint-1", "removed")
     for agent in world.whole():
         for rank in sorted(agent.ranks):
             agent.exits(rank, 0)
