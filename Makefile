@@ -20,7 +20,7 @@ test: $(INSTALLED) ## run every test that this machine can run
 	@sh deploy/bootstrap.sh packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not chaos or brief" $(TESTS)
 
-chaos: $(INSTALLED) ## break a real Slurm and a real S3 server in every way, about 20 minutes
+chaos: $(INSTALLED) ## break a real Slurm and a real S3 server in every way, about 45 minutes
 	@sh deploy/bootstrap.sh packages
 	$(BIN)/python -m pytest -m chaos tests/chaos tests/faults tests/integration $(TESTS)
 

@@ -281,7 +281,11 @@ def _put_aside(path: Path) -> None:
 
 def _carried_on(before: State) -> State:
     """Return what a new journal begins with: what counts on, and what may lie on disks."""
-    return State(last_attempt=before.last_attempt, on_disks=disks.newest(before))
+    return State(
+        last_attempt=before.last_attempt,
+        committed_before=max([before.committed_before, *(step for step, _ in before.commits)]),
+        on_disks=disks.newest(before),
+    )
 
 
 def _kept(path: Path) -> State:

@@ -133,7 +133,7 @@ def _options() -> argparse.Namespace:
     add("--once", action="store_true", help="leave when all that is finished was committed")
     add("--until-eof", action="store_true", help="ignore SIGTERM; end when standard input ends")
     add("--json", action="store_true", help="of ls: one JSON array")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()  # the entry may come after the options
 
 
 def _store(options: argparse.Namespace) -> ObjectStore:

@@ -78,7 +78,7 @@ class S3Server:
         }
 
     def __enter__(self) -> Self:
-        """Start, and return when a first PUT was accepted."""
+        """Start, bound to the calling thread; return when a first PUT was accepted."""
         self._write_credentials()
         for attempt in range(1, _STARTS + 1):
             try:

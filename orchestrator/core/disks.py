@@ -35,7 +35,9 @@ def are_awaited(state: State, now: float, policy: Policy) -> bool:
 def unusable(state: State) -> str:
     """Say why a run with a history ends rather than begin anew."""
     lost = f"none of the {len(state.commits)} committed checkpoints can be restored"
-    if not state.commits:
+    if not state.commits and state.on_disks is None:
+        lost = f"step {state.committed_before} was committed, and this run file's store lacks it"
+    elif not state.commits:
         lost = f"nobody brought {whereabouts(state)}"
         if state.on_disks is not None and (*state.on_disks, DISK) in state.quarantined:
             lost = f"step {state.on_disks[0]} could not be restored from the nodes' disks"

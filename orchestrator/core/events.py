@@ -85,6 +85,7 @@ class RunRequested:
     Attributes:
         checkpoints: Whether there is a store; without one nothing is committed or restored.
         attempts_before: Attempts in earlier journals of this run; numbers go on from there.
+        committed_before: Newest step that those had committed, 0 for none.
         on_disks_before: What was whole on disks last, as (step, attempt), by those journals.
     """
 
@@ -95,6 +96,7 @@ class RunRequested:
     interval_steps: int
     checkpoints: bool
     attempts_before: int = 0
+    committed_before: int = 0
     on_disks_before: tuple[int, int] | None = None
 
 

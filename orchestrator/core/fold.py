@@ -73,6 +73,7 @@ def _run_requested(state: State, record: Record, event: ev.RunRequested) -> Stat
         requested_at=record.at,
         interval_steps=event.interval_steps,
         last_attempt=event.attempts_before,
+        committed_before=event.committed_before,
         on_disks=event.on_disks_before,
     )
 

@@ -63,7 +63,7 @@ def unsent(state: State, nodes: Sequence[str]) -> dict[Key, set[int]]:
 
 def has_history(state: State) -> bool:
     """Whether anything was ever committed, or whole on disks: never step 0 by itself then."""
-    return bool(state.commits) or state.on_disks is not None
+    return bool(state.commits or state.committed_before) or state.on_disks is not None
 
 
 @dataclass(slots=True)

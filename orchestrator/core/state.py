@@ -214,6 +214,7 @@ class State:
     nodes: dict[str, Node] = field(default_factory=dict)
     attempt: Attempt | None = None
     last_attempt: int = 0
+    committed_before: int = 0
     incidents: tuple[Incident, ...] = ()
     catalogue_read: bool = False
     catalogue_problem: str = ""

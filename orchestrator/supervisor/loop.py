@@ -184,6 +184,7 @@ class Supervisor:
                     interval_steps=config.checkpoint.interval_steps,
                     checkpoints=self._store is not None,
                     attempts_before=state.last_attempt,
+                    committed_before=state.committed_before,
                     on_disks_before=state.on_disks,
                 )
             )

@@ -27,7 +27,7 @@ from tests.faults.proxy import FaultProxy, Hold, Rule
 pytestmark = [pytest.mark.s3, pytest.mark.slow, pytest.mark.timeout(600)]
 RUN = "r"
 PARTS = 3
-NBYTES = 40 << 20
+NBYTES = 33 << 20
 WAIT_S = 90.0
 
 
@@ -53,6 +53,15 @@ POINTS = [
     *(Point("CompleteMultipartUpload", after) for after in (False, True)),
     *(Point("PutObject", after, key=r"rank-00000\.json$") for after in (False, True)),
 ]
+EVERY = pytest.param(POINTS, marks=pytest.mark.chaos, id="every point")
+KINDS = [
+    POINTS[0],
+    Point("CreateMultipartUpload", after_server=True),
+    Point("UploadPart"),
+    Point("UploadPart", after_server=True, skip=PARTS - 1),
+    *POINTS[-4:],
+]
+"""Each request once; the parts where there is none yet, and where all of them are there."""
 
 
 class Node:
@@ -122,18 +131,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "LONGEST_WAIT_S", 0.1)
 
 
+@pytest.mark.parametrize("points", [EVERY, pytest.param(KINDS, id="kinds")])
 def test_a_save_in_flight_goes_on_wherever_its_uploader_is_killed(
-    behind: StoreConfig, direct: StoreConfig, proxy: FaultProxy, tmp_path: Path, quick: None
+    behind: StoreConfig,
+    direct: StoreConfig,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    quick: None,
+    points: list[Point],
 ) -> None:
     node, plain = Node(tmp_path, behind), open_store(direct)
 
     async def story() -> None:
         async with _running(node):
-            for step, point in enumerate(POINTS, start=1):
+            for step, point in enumerate(points, start=1):
                 await _kill_at(point, step, node, plain, proxy)
 
     asyncio.run(story())
-    assert _steps(plain) == list(range(len(POINTS), 0, -1))
+    assert _steps(plain) == list(range(len(points), 0, -1))
     assert not [fact for fact in node.facts if isinstance(fact, UploadFailed)]
 
 
@@ -180,10 +195,9 @@ def test_an_uploader_killed_right_after_its_report_sends_nothing_twice(
 @pytest.mark.parametrize(
     "points",
     [
-        [Point("UploadPart"), Point("UploadPart", after_server=True, skip=1)],
-        pytest.param(POINTS, marks=pytest.mark.chaos),
+        EVERY,
+        pytest.param([KINDS[2], Point("UploadPart", after_server=True, skip=1)], id="parts"),
     ],
-    ids=["parts", "every point"],
 )
 def test_an_s3_server_killed_at_any_point_gets_the_whole_when_it_is_back(
     tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, points: list[Point]
@@ -207,7 +221,7 @@ def test_an_s3_server_killed_at_any_point_gets_the_whole_when_it_is_back(
                     await asyncio.to_thread(server.kill)
                     proxy.script()
                     hold.release.set()
-                    await asyncio.to_thread(server.__enter__)
+                    server.__enter__()  # it dies with the thread that starts it: this one
                     proxy.retarget(server.url)
                     await _until(partial(node.told, step))
                     await asyncio.to_thread(_commit, plain, node, step)

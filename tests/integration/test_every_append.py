@@ -3,7 +3,7 @@
 The first run has no store, and every append of it is a place to die: before the batch is in the
 file, and after. The second one saves; there each kind of append that the first run lacks is tried
 where it comes first, and a commit also where it comes last: the saves between make the same row of
-appends again.
+appends again. `make chaos` tries all of these places, `make test` each kind of place once.
 """
 
 import itertools
@@ -32,6 +32,10 @@ JOBS = Path(__file__).parents[1] / "data"
 AT_ONCE = 3  # they mostly wait, for one another and for the disk
 STEPS = 10
 NODES = 2
+EVERY = pytest.mark.parametrize(
+    "every",
+    [pytest.param(True, marks=pytest.mark.chaos, id="every"), pytest.param(False, id="kinds")],
+)
 
 TOML = """\
 [run]
@@ -158,15 +162,20 @@ def sums_of(config: RunConfig, folder: Path) -> dict[int, str]:
     return {commit.step: content_sha256(store, name, commit.step)["all"] for commit in commits}
 
 
-def test_the_supervisor_is_killed_at_every_append(tmp_path: Path) -> None:
+@EVERY
+def test_the_supervisor_is_killed_at_every_append(tmp_path: Path, every: bool) -> None:
     toml = write(tmp_path / "reference", "reference", SLEEPS)
     appends = appends_of(toml)
     assert not list(problems_of(load(toml)))
-    points = itertools.product(range(1, len(appends) + 1), ("before", "after"))
+    numbers = range(1, len(appends) + 1) if every else first_of_each_kind(appends)
+    points = places(appends, numbers, every=every)
     assert not try_each(tmp_path, points, SLEEPS, {})
 
 
-def test_the_supervisor_is_killed_where_checkpoints_are_counted(tmp_path: Path) -> None:
+@EVERY
+def test_the_supervisor_is_killed_where_checkpoints_are_counted(
+    tmp_path: Path, every: bool
+) -> None:
     store = tmp_path / "reference-store"
     toml = write(tmp_path / "reference", "reference", SAVES, store)
     appends = appends_of(toml)
@@ -174,8 +183,37 @@ def test_the_supervisor_is_killed_where_checkpoints_are_counted(tmp_path: Path) 
     assert not list(problems_of(config))
     sums = sums_of(config, store)
     assert sorted(sums) == [4, 8, 10]
-    points = itertools.product(novel(appends), ("before", "after"))
+    points = places(appends, novel(appends), every=every)
     assert not try_each(tmp_path, points, SAVES, sums)
+
+
+def places(
+    appends: list[list[str]], numbers: Iterable[int], *, every: bool
+) -> list[tuple[int, str]]:
+    """Return the places to die around some appends.
+
+    To die after one is to die before the next, but for what is done in between: what was decided.
+    Without `every`, places after are those of decisions, and the one at the end.
+    """
+    return [
+        (number, when)
+        for number in numbers
+        for when in ("before", "after")
+        if every
+        or when == "before"
+        or number == len(appends)
+        or appends[number - 1][0].startswith("decision ")
+    ]
+
+
+def first_of_each_kind(appends: list[list[str]]) -> list[int]:
+    """Return the first append of each set of events that follows each kind of decision."""
+    first: dict[tuple[str, frozenset[str]], int] = {}
+    decision = ""
+    for number, names in enumerate(appends, start=1):
+        decision = next((name for name in names if name.startswith("decision ")), decision)
+        first.setdefault((decision, frozenset(names)), number)
+    return sorted(first.values())
 
 
 def novel(appends: list[list[str]]) -> list[int]:

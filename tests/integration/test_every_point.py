@@ -117,6 +117,7 @@ def try_each(deaths: Sequence[Death], run_to_its_end: Try, wanted: dict[str, str
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [problem for each in pool.map(one, enumerate(deaths)) for problem in each]
+    print(f"{len(deaths)} deaths, {len(lived)} did not come to their points: {lived}")
     if len(lived) > len(deaths) // 4:
         found.append(f"did not come to their points: {lived}")
     return found

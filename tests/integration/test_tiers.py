@@ -44,13 +44,16 @@ def expected() -> NDArray[np.float64]:
 class Tiered:
     """A run with a store that can be taken away and given back."""
 
-    def __init__(self, make_run: MakeRun, folder: Path, tiers: str, spares: int) -> None:
+    def __init__(
+        self, make_run: MakeRun, folder: Path, tiers: str, spares: int, step_s: float = 60.0
+    ) -> None:
         self.store, self.gate = folder / "store", folder / "gate"
         command = ["python", str(JOB), str(STEPS), str(STEP_S), str(self.gate)]
         self.run: Run = make_run(
             "tiers",
             command,
             spares=spares,
+            step_s=step_s,
             store=self.store,
             workdir=folder,
             job='preload = ["numpy"]',
@@ -118,6 +121,29 @@ def test_a_replaced_node_restores_from_its_buddy_and_needs_no_store(
         (2, (first,)),
         (3, (first,)),
     }
+
+
+@pytest.mark.chaos
+def test_a_run_outlasts_a_store_that_is_away_longer_than_its_ranks_wait(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    tiered = Tiered(make_run, tmp_path, "", spares=0, step_s=1.0)  # they wait for 5 s
+    run = tiered.run
+    run.start()
+    run.wait("two checkpoints", lambda state: len(state.commits) > 1)
+    assert run.state.attempt is not None
+    newest = run.state.commits[0][0]
+    for node in run.state.attempt.nodes:
+        run.kill_node(node)
+    tiered.store.rename(tiered.away)
+    tiered.recovers(lambda state: state.waiting_for.startswith("waiting for the store: "))
+    assert run.state.quarantined == frozenset()
+    away = [i for i in run.state.incidents if i.fault == "store_away"]
+    assert {(i.fault_class, i.node) for i in away} == {("storage", None)}
+    restore = away[-1].restore
+    assert restore is not None
+    assert restore.source is Source.STORE
+    assert restore.step >= newest
 
 
 @pytest.mark.chaos

@@ -53,7 +53,7 @@ def check_start(world: World, start: StartRanks) -> None:
         assert exits_of(world) != {0}, "started again after the end"
     bad = quarantined(world)
     good = [c for c in state.commits if (*c, Source.STORE) not in bad]
-    if state.commits or state.on_disks is not None:
+    if state.commits or state.committed_before or state.on_disks is not None:
         assert start.restore is not None, "step 0 although there is history"
     if start.restore is not None:
         restore = start.restore

@@ -125,6 +125,6 @@ def test_a_watch_on_real_s3_goes_on_after_kill_and_gives_back(
     ]
     back = tmp_path / "back"
     assert trainer.ask("restore", "--dir", str(back)) == f"{back}/checkpoint-2\n"
-    trainer.ask("restore", "checkpoint-1", "--dir", str(back))
+    trainer.ask("restore", "--dir", str(back), "checkpoint-1")
     assert content(back / "checkpoint-1") == first
     assert not trainer.store.open_uploads("run/")

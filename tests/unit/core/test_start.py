@@ -1,7 +1,11 @@
 """The first attempt."""
 
+from dataclasses import replace
+
+import pytest
+
 from orchestrator.core import events as ev
-from orchestrator.core.actions import Restore, Source, StartRanks, Wait
+from orchestrator.core.actions import Finish, Restore, Source, StartRanks, Wait
 from tests.unit.core.story import Story, policy
 
 
@@ -44,3 +48,15 @@ def test_a_run_that_may_have_fewer_nodes_starts_with_them_once_the_others_are_la
     assert isinstance(decision.action, StartRanks)
     assert decision.action.nodes == ("n1", "n2")
     assert decision.reason.startswith("2 of 3 nodes are ready")
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_another_store_than_before_is_no_reason_to_start_over(checkpoints: bool) -> None:
+    story = Story(checkpoints=checkpoints)
+    requested = story.records[0].event
+    assert isinstance(requested, ev.RunRequested)
+    story.says(replace(requested, attempts_before=2, committed_before=40)).launched()
+    decision = story.joins("n1", "n2").says(ev.CatalogueRead(commits=())).decides_one()
+    assert isinstance(decision.action, Finish)
+    assert decision.rule == "history_unusable"
+    assert decision.reason.startswith("step 40 was committed, and this run file's store lacks it")

@@ -380,7 +380,7 @@ def test_attempts_are_counted_on_after_a_start_that_failed_before_its_first_reco
     if empty:
         path.touch()
     state, _ = app.prepare(config)
-    assert (state.run, state.last_attempt) == (None, 3)
+    assert (state.run, state.last_attempt, state.committed_before) == (None, 3, 40)
 
 
 @pytest.mark.parametrize(("key", "value"), [("count", 2), ("spares", 1), ("ranks_per_node", 4)])

@@ -95,6 +95,21 @@ def _url(moe: Call) -> str:
     return url
 
 
+def test_a_damaged_manifest_of_the_newest_is_damage(
+    moe: Call, store: DirectoryStore, tmp_path: Path
+) -> None:
+    for step in (10, 20):
+        save(store, "moe", step)
+    flip(tmp_path, list_commits(store, "moe")[0].key)
+    code, out, err = moe("verify")
+    assert code == ExitCode.DAMAGED
+    assert err.endswith("everstep: moe: 1 damaged, named above\n")
+    words = " ".join(out.split())
+    assert "step 20 of attempt 1: damaged" in words
+    assert "step 10 of attempt 1: sound" in words
+    assert moe("verify", "--step", "10")[0] == 0
+
+
 def test_a_checkpoint_is_told_in_full(moe: Call, store: DirectoryStore) -> None:
     save(store, "moe", 10)
     body = as_json(moe("show", "--json"))

@@ -41,12 +41,19 @@ def test_a_rank_restores_its_pieces_from_its_own_arena(ranks: MakeRanks, tmp_pat
 PLANS = [[], ["0"], ["1"], ["R", "0"], ["0", "1"], ["1", "0"], ["R", "R"], ["0", "0"]]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+PAIRS = [pytest.param(plan, PLANS, id=f"{plan}-all", marks=pytest.mark.chaos) for plan in PLANS] + [
+    pytest.param(plan, [PLANS[(n + far) % len(PLANS)] for far in (1, 3)], id=str(plan))
+    for n, plan in enumerate(PLANS)
+]
+"""Each plan with all others, and with two of them, so that each is also restored into twice."""
+
+
+@pytest.mark.parametrize(("plan", "others"), PAIRS)
 def test_tensors_of_odd_shapes_change_layout_and_world(
-    ranks: MakeRanks, tmp_path: Path, plan: list[str]
+    ranks: MakeRanks, tmp_path: Path, plan: list[str], others: list[list[str]]
 ) -> None:
     ranks(4).run(cases.save_spread, str(tmp_path), plan)
-    for other in PLANS:
+    for other in others:
         ranks(4).run(cases.restore_spread, str(tmp_path), other)
     ranks(2).run(cases.restore_spread, str(tmp_path), ["1"])
     ranks(8).run(cases.restore_spread, str(tmp_path), ["0", "1"])
