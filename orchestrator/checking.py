@@ -8,7 +8,7 @@ from typing import Any, Literal
 from checkpointing import keys
 from checkpointing.compare import Kind, compare, compare_values
 from checkpointing.quarantine import quarantine
-from checkpointing.resolver import CommitInfo, read_catalogue
+from checkpointing.resolver import CommitInfo, read_catalogue, usable
 from checkpointing.verify import verify
 from orchestrator.catalogue import Target, manifest_of, newest, of_average, pick, told
 from orchestrator.errors import NotFound
@@ -18,7 +18,7 @@ def check_all(
     target: Target, step: str | None, *, everything: bool, quarantines: bool
 ) -> dict[str, Any]:
     """Read and check one checkpoint, or all that are committed."""
-    commits, spoilt = _all(target) if everything else ([pick(target, step)], ())
+    commits, spoilt = _all(target) if everything else (_few(target, step), ())
     found = []
     for commit in commits:
         with told():
@@ -42,6 +42,18 @@ def check_all(
         row = {"step": place[0], "attempt": None, "nbytes": 0, "tensors": 0, "quarantined": False}
         found.append({**row, "problems": [f"{key}: cannot be read"]})
     return {**target.about, "checkpoints": found}
+
+
+def _few(target: Target, step: str | None) -> list[CommitInfo]:
+    """Return the one that is asked for, else the newest usable one behind those that are not."""
+    if step is not None:
+        return [pick(target, step)]
+    with told():
+        catalogue = read_catalogue(target.store, target.run)
+        best = next(usable(target.store, catalogue), None)
+    if best is None and not catalogue.commits:
+        raise NotFound(f"{target.run}: no usable checkpoint in {target.url}")
+    return [c for c in catalogue.commits if best is None or c.place >= best[0].place]
 
 
 def _all(target: Target) -> tuple[list[CommitInfo], tuple[str, ...]]:

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator import cli_output, cli_submit
+from orchestrator import cli_output, cli_reading, cli_submit
 from orchestrator.cli_checkpoints import checkpoints_app
 from orchestrator.cli_nodes import nodes_app
-from orchestrator.errors import ConfigError, EverstepError, NotFound, PreconditionError
+from orchestrator.errors import ConfigError, EverstepError, PreconditionError
 from orchestrator.exit_codes import MEANING, OUTCOME_CODE, ExitCode
 
 if TYPE_CHECKING:
-    from orchestrator.core.record import Record
-    from orchestrator.core.state import State
-    from orchestrator.views.history import History
-    from orchestrator.views.report import Reference, Report
+    from orchestrator.views.report import Report
 
 FOLLOW_EVERY_S = 0.25
-PROBE_TIMEOUT_S = 1.0
 PIPE_CLOSED = 141
 
 EPILOG = "\n".join(
@@ -155,10 +151,12 @@ def status(run_: RunArgument, as_json: AsJson = False) -> None:
     from orchestrator.views.status import status as make_status
     from orchestrator.views.tables import status_view
 
-    run_dir = _find(run_)
-    state, history, _ = _load(run_dir)
+    run_dir = cli_reading.find(run_)
+    state, history, _ = cli_reading.load(run_dir)
     now = state.at if state.over else max(time.time(), state.at)
-    body = make_status(state, history, now, _supervisor(run_dir), _earlier(run_dir))
+    body = make_status(
+        state, history, now, cli_reading.supervisor(run_dir), cli_reading.earlier(run_dir)
+    )
     cli_output.show(body, status_view, as_json)
 
 
@@ -177,7 +175,7 @@ def why(
     from orchestrator.views import why as explaining
     from orchestrator.views.tables import why_view
 
-    state, _, records = _load(_find(run_))
+    state, _, records = cli_reading.load(cli_reading.find(run_))
     record = explaining.find(state, records, seq=seq, incident=incident)
     if record is None and (seq is not None or incident is not None):
         wanted = f"--seq {seq}" if seq is not None else f"--incident {incident}"
@@ -203,7 +201,7 @@ def events(
     unknown = sorted(set(wanted) - set(words.kinds()))
     if unknown:
         raise ConfigError(f"--kind {unknown[0]}: unknown; one of {', '.join(words.kinds())}")
-    path = _find(run_) / "journal.jsonl"
+    path = cli_reading.find(run_) / "journal.jsonl"
     shown, size = 0, -1
     while True:
         if path.stat().st_size != size:
@@ -224,7 +222,7 @@ def replay(run_: RunArgument, as_json: AsJson = False) -> None:
     from orchestrator.views import replay as replaying
     from orchestrator.views.tables import replay_view
 
-    _, _, records = _load(_find(run_))
+    _, _, records = cli_reading.load(cli_reading.find(run_))
     result = replaying.replay(records)
     cli_output.show(replaying.as_json(result), replay_view, as_json)
     if result.differences:
@@ -249,11 +247,11 @@ def report(
     from orchestrator.views.report_html import render_html
     from orchestrator.views.tables import report_view
 
-    run_dir = _find(run_)
-    _, _, records = _load(run_dir)
+    run_dir = cli_reading.find(run_)
+    _, _, records = cli_reading.load(run_dir)
     losses = read_losses(run_dir / "output" / "metrics.jsonl")
-    other = _reference(compare) if compare else None
-    made = reporting.build(records, losses, other, _earlier(run_dir))
+    other = cli_reading.reference(compare) if compare else None
+    made = reporting.build(records, losses, other, cli_reading.earlier(run_dir))
     folder = output or run_dir
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.html"]
@@ -306,31 +304,6 @@ def _keep_traceback() -> str:
     return path
 
 
-def _find(name: str) -> Path:
-    from orchestrator.app import find_run
-
-    return find_run(name)
-
-
-def _load(run_dir: Path) -> "tuple[State, History, tuple[Record, ...]]":
-    from orchestrator.supervisor.journal import read_records
-    from orchestrator.views.history import History
-
-    records = read_records(run_dir / "journal.jsonl")
-    if not records:
-        raise NotFound(f"{run_dir}: the journal is empty; nothing has happened yet")
-    return *History.of(records), records
-
-
-def _earlier(run_dir: Path) -> list[dict[str, Any]]:
-    """Tell what the journals cover that were put aside, oldest first."""
-    from orchestrator.supervisor.journal import read_records
-    from orchestrator.views.parts import part
-
-    paths = sorted(run_dir.glob("journal-[0-9]*.jsonl"))
-    return [part(path.name, read_records(path)) for path in paths]
-
-
 def _draw(made: "Report", path: Path) -> list[Path]:
     """Draw the picture, or say why there is none."""
     from orchestrator.views.report_png import render_png
@@ -343,42 +316,10 @@ def _draw(made: "Report", path: Path) -> list[Path]:
     return [path]
 
 
-def _reference(name: str) -> "Reference":
-    from orchestrator.views.losses import kept_curve, read_losses
-    from orchestrator.views.report import Reference
-
-    path = _find(name) / "output" / "metrics.jsonl"
-    curve = kept_curve(read_losses(path))
-    if not curve:
-        raise NotFound(f"--compare {name}: no losses in {path}")
-    return Reference(name=path.parent.parent.name, curve=curve)
-
-
-def _supervisor(run_dir: Path) -> dict[str, Any]:
-    """Find out where the supervisor is, and whether it answers."""
-    import urllib.request
-
-    try:
-        where = json.loads((run_dir / "supervisor.json").read_text(encoding="utf-8"))
-        url = str(where["url"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"url": None, "alive": False}
-    found = {"url": url, "alive": False}
-    if not url.startswith(("http://", "https://")):
-        return found
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as `app.ask` does
-    try:
-        with direct.open(f"{url}/healthz", timeout=PROBE_TIMEOUT_S):
-            found["alive"] = True
-    except (OSError, ValueError):
-        pass
-    return found
-
-
 def _ask(name: str, what: Literal["stop", "snapshot"], then: str) -> None:
     from orchestrator.app import ask
 
-    run_dir = _find(name)
+    run_dir = cli_reading.find(name)
     ask(run_dir, what)
     typer.echo(f"asked {run_dir.name} to {what}: {then}; see `everstep status {name}`")
 
@@ -389,9 +330,9 @@ def _summary(run_dir: Path, as_json: bool) -> None:
     from orchestrator.views.losses import read_losses
     from orchestrator.views.tables import report_view
 
-    _, _, records = _load(run_dir)
+    _, _, records = cli_reading.load(run_dir)
     losses = read_losses(run_dir / "output" / "metrics.jsonl")
-    made = reporting.build(records, losses, earlier=_earlier(run_dir))
+    made = reporting.build(records, losses, earlier=cli_reading.earlier(run_dir))
     cli_output.show(reporting.as_json(made), report_view, as_json)
     if made.status["outcome"] == "failed":
         typer.echo(f"everstep: failed: {made.status['outcome_reason']}", err=True)

@@ -14,6 +14,7 @@ from orchestrator.core.actions import Restore
 from orchestrator.core.codec import CodecError, decode, encode
 from orchestrator.core.events import (
     AgentWarned,
+    FolderWatched,
     RankExited,
     RanksGone,
     RanksStarted,
@@ -36,6 +37,7 @@ FactEvent = (
     | Replicated
     | ShardUploaded
     | UploadFailed
+    | FolderWatched
     | AgentWarned
 )
 

@@ -1,6 +1,7 @@
 """Commits of watched entries: written last and once, and read back."""
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,11 @@ class Committed:
     version: int
     commit: Commit
     at: float | None = None
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since then by this machine's clock; None when not known."""
+        return None if self.at is None else max(0.0, time.time() - self.at)
 
 
 def newest(store: ObjectStore, prefix: str, entry: str) -> Committed | None:

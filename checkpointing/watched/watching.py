@@ -211,7 +211,8 @@ class Watching:
         done = before or self._keeper.commit(state.uploaded)
         state.committed, state.tries = done, 0
         word = "committed" if before is None else "known"
-        self._event(word, name, nbytes=done.commit.nbytes, version=done.version)
+        age_s = 0.0 if before is None else done.age_s
+        self._event(word, name, nbytes=done.commit.nbytes, version=done.version, age_s=age_s)
         if odd := state.seen.odd:
             self._say(name, state, f"{odd[0]} is no file of it and not kept: it is not deleted")
 
@@ -241,7 +242,7 @@ class Watching:
             self._say(name, state, "its commit is gone from the store: it is kept anew")
             state.committed = state.uploaded = None
         elif delete(self._rules.directory / name, state.seen, version):
-            self._event("deleted", name, version=version)
+            self._event("removed", name, version=version)
         else:
             self._say(name, state, "changed after it was uploaded: what did stays")
 
@@ -259,7 +260,7 @@ class Watching:
                 trash.rename(target)
             self._say(name, self._general, "a deletion was interrupted and cannot be finished")
         elif finish(trash, target, part):
-            self._event("deleted", name, version=version)
+            self._event("removed", name, version=version)
         else:
             self._say(name, self._general, "changed after it was uploaded: what did stays")
 
@@ -269,14 +270,14 @@ class Watching:
         longest = min(_FIRST_WAIT_S * 2**state.tries, _LONGEST_WAIT_S)
         state.tries = min(state.tries + 1, 16)
         state.again_at = self._clock() + longest * (0.5 + secrets.randbelow(1000) / 2000)
-        self._say(name, state, f"{error}; tried again")
+        self._say(name, state, f"{error}; tried again", "failed")
 
-    def _say(self, name: str, state: _State, why: str) -> None:
+    def _say(self, name: str, state: _State, why: str, event: str = "said") -> None:
         line = " ".join(why.split())
         if line not in state.said:
             state.said.add(line)
             _log.warning("%s: %s", name or self._rules.directory, line)
-            self._event("said", name, why=line)
+            self._event(event, name, why=line)
 
     def _event(self, event: str, name: str, **fields: object) -> None:
         self._tell({"event": event, "entry": name, "node": self._rules.node, **fields})

@@ -101,7 +101,11 @@ class Agent:
             else None
         )
         watches = config.checkpoint.watch is not None
-        self._watched = Watched(config, node, node_dir, spec.store_json) if watches else None
+        self._watched = (
+            Watched(config, node, node_dir, spec.store_json, self._connection.fact)
+            if watches
+            else None
+        )
         self._replicas = (
             Replicas(place_of(config, node, node_dir, address), self._connection.fact)
             if config.checkpoint.has_replicas

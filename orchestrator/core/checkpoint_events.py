@@ -1,6 +1,7 @@
 """What is told of checkpoints: staged, copied, uploaded, committed, refused, deleted."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from orchestrator.core.saves import SaveCost, ShardCost
 
@@ -147,3 +148,38 @@ class CommitRefused:
     step: int
     attempt: int
     why: str
+
+
+class FolderStep(StrEnum):
+    """What can become of a folder that a trainer wrote by itself.
+
+    `KNOWN` was committed before its watcher began; `REMOVED` is gone from the disk.
+    """
+
+    UPLOADED = "uploaded"
+    COMMITTED = "committed"
+    KNOWN = "known"
+    FAILED = "failed"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderWatched:
+    """What became of a folder that a node watches.
+
+    Attributes:
+        entry: Its name, "" for the watched directory as a whole.
+        version: Of its commit, 0 before.
+        upload_s: How long the upload took; nan when there was none.
+        age_s: How long ago it was committed; nan when not known.
+        why: Why it failed; it is tried again.
+    """
+
+    node: str
+    entry: str
+    step: FolderStep
+    version: int = 0
+    nbytes: int = 0
+    upload_s: float = float("nan")
+    age_s: float = 0.0
+    why: str = ""

@@ -16,6 +16,8 @@ from orchestrator.core.checkpoint_events import (
     CatalogueUnknown,
     CheckpointCommitted,
     CommitRefused,
+    FolderStep,
+    FolderWatched,
     QuarantineRead,
     Replica,
     Replicated,
@@ -42,6 +44,8 @@ __all__ = [
     "Ending",
     "Event",
     "FaultJudged",
+    "FolderStep",
+    "FolderWatched",
     "JobObserved",
     "LeaseTaken",
     "LedgerRead",
@@ -370,6 +374,7 @@ Event = (
     | UploadFailed
     | CheckpointCommitted
     | CommitRefused
+    | FolderWatched
     | FaultJudged
     | DecisionMade
     | ActionDone

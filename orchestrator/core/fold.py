@@ -30,6 +30,7 @@ from orchestrator.core.actions import (
     Wait,
 )
 from orchestrator.core.actions import Snapshot as SnapshotAction
+from orchestrator.core.folders import watched
 from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.record import Record
 from orchestrator.core.saves import slowest
@@ -213,6 +214,10 @@ def _commit_refused(state: State, record: Record, event: ev.CommitRefused) -> St
     )
 
 
+def _folder_watched(state: State, record: Record, event: ev.FolderWatched) -> State:
+    return replace(state, folders=watched(state.folders, event, record.at))
+
+
 def _decision_made(state: State, record: Record, event: ev.DecisionMade) -> State:
     decision = event.decision
     action = decision.action
@@ -327,6 +332,7 @@ HANDLERS: dict[type, Callable[[State, Record, Any], State]] = {
     ev.UploadFailed: _upload_failed,
     ev.CheckpointCommitted: _committed,
     ev.CommitRefused: _commit_refused,
+    ev.FolderWatched: _folder_watched,
     ev.FaultJudged: _fault_judged,
     ev.DecisionMade: _decision_made,
     ev.ActionDone: _action_done,

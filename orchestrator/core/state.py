@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from orchestrator.core.actions import Action, Outcome, Restore
 from orchestrator.core.events import FaultJudged, RunRequested, ShardUploaded
+from orchestrator.core.folders import Folders
 from orchestrator.core.measured import FailedCommit, Measured
 from orchestrator.core.node import Allocation, Node
 from orchestrator.core.policy import Policy
@@ -240,6 +241,7 @@ class State:
     dropped_saves: int = 0
     committed_at: float = 0.0
     last_save: SaveCost | None = None
+    folders: Folders = field(default_factory=Folders)
     measured: Measured = field(default_factory=Measured)
     stop_requested_seq: int = 0
     snapshot_requested_seq: int = 0

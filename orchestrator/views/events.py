@@ -226,6 +226,23 @@ def _committed(e: ev.CheckpointCommitted) -> str:
     return f"{text}: {words}" if words else text
 
 
+def _folder(e: ev.FolderWatched) -> str:
+    name = f"folder {e.entry}" if e.entry else "the watched directory"
+    size = f" ({units.size(e.nbytes)})" if e.nbytes else ""
+    match e.step:
+        case ev.FolderStep.FAILED:
+            return f"{name} could not be kept by {e.node}: {e.why}"
+        case ev.FolderStep.COMMITTED:
+            return f"{name} is committed{size}"
+        case ev.FolderStep.KNOWN:
+            return f"{name} was committed before{size}"
+        case ev.FolderStep.UPLOADED:
+            took = f" in {units.seconds(e.upload_s)}" if math.isfinite(e.upload_s) else ""
+            return f"{e.node} stored its part of {name}{size}{took}"
+        case ev.FolderStep.REMOVED:
+            return f"{name} is committed and was deleted from {e.node}"
+
+
 WORDS: dict[type, Callable[[Any], str]] = {
     ev.RunRequested: _requested,
     ev.PolicySet: lambda e: (
@@ -270,6 +287,7 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ev.UploadFailed: lambda e: f"rank {e.rank} could not store step {e.step:,}: {e.error}",
     ev.CheckpointCommitted: _committed,
     ev.CommitRefused: lambda e: f"checkpoint {e.step:,} was refused: {e.why}",
+    ev.FolderWatched: _folder,
     ev.FaultJudged: _judged,
     ev.DecisionMade: _decided,
     ev.ActionDone: _done,

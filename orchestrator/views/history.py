@@ -75,6 +75,8 @@ def is_quiet(event: ev.Event) -> bool:
         return isinstance(event.decision.action, Commit | Prune)
     if isinstance(event, ev.RetentionPlanned):
         return not event.problem
+    if isinstance(event, ev.FolderWatched):
+        return event.step in (ev.FolderStep.UPLOADED, ev.FolderStep.KNOWN)
     return isinstance(event, QUIET)
 
 

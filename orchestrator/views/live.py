@@ -24,6 +24,7 @@ from orchestrator.views.status import headline, status
 from orchestrator.views.tables import (
     attempt_words,
     checkpoint_words,
+    folder_rows,
     grid,
     progress_words,
     title_line,
@@ -154,6 +155,7 @@ def _body(state: State, history: History, now: float) -> RenderableType:
         if missed := missed_words(body["checkpoints"]):
             rows.append(("not saved", Text(missed, style="yellow")))
         rows.append(("interval", f"every {count(state.interval_steps, 'step')}"))
+    rows += folder_rows(body)
     rows.append(("goodput", _bar(state, history, now)))
     recent = [event_line(record) for record in list(history.notable)[-EVENTS:]]
     return Group(grid(rows), "", *recent)

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from orchestrator.core import budgets
 from orchestrator.core.state import RunPhase, State
-from orchestrator.views import checkpoint_metrics
+from orchestrator.views import checkpoint_metrics, folders
 from orchestrator.views.families import counter, gauge
 from orchestrator.views.goodput import account, phases
 from orchestrator.views.history import History
@@ -50,6 +50,8 @@ class RunCollector(Collector):
         yield from _run(state, run)
         yield from _progress(state, history, run)
         yield from checkpoint_metrics.families(state, history, run, now)
+        if state.policy.watches:
+            yield from folders.families(state.folders, run, state.over, now)
         yield from _incidents(state, run, now)
         yield from _nodes(state, run)
         yield from _goodput(state, history, run, now)

@@ -9,6 +9,7 @@ from orchestrator.core.events import DISK, PEER
 from orchestrator.core.node import Allocation, Node
 from orchestrator.core.state import Attempt, RunPhase, State
 from orchestrator.views.events import describe, kind_of
+from orchestrator.views.folders import folders_json
 from orchestrator.views.goodput import account
 from orchestrator.views.history import History
 from orchestrator.views.incidents import incident_rows
@@ -68,6 +69,7 @@ def status(
         "progress": _progress(state, history, now),
         "nodes": [_node(state, node) for node in state.nodes.values()],
         "checkpoints": _checkpoints(state, history, now),
+        "folders": folders_json(state.folders, now) if state.policy.watches else None,
         "incidents": incident_rows(state),
         "budget": _budget(state, now),
         "breaker_open": state.excluded_lately >= state.policy.exclusion_limit,

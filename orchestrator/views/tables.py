@@ -6,6 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.views.folders import failure_words, last_words
 from orchestrator.views.goodput import Use
 from orchestrator.views.incidents import PHASES, lost_cell, phase_cells
 from orchestrator.views.palette import COLOR, LABEL
@@ -82,6 +83,7 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         every = f"every {count(saves['interval_steps'], 'step')}: {saves['interval_why']}"
         rows.append(("interval", every))
     rows += save_rows(saves)
+    rows += folder_rows(status)
     if saves["copies_failing"]:
         rows.append(("copies fail", Text(saves["copies_failing"], style="yellow")))
     if saves["problem"]:
@@ -156,6 +158,16 @@ def save_rows(saves: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         rows.append(("last save", words))
     if words := missed_words(saves):
         rows.append(("not saved", Text(words, style="yellow")))
+    return rows
+
+
+def folder_rows(body: dict[str, Any]) -> list[tuple[str, RenderableType]]:
+    """Say which watched folder was committed last, and what failed last."""
+    if (folders := body.get("folders")) is None:
+        return []
+    rows: list[tuple[str, RenderableType]] = [("own folder", last_words(folders))]
+    if words := failure_words(folders):
+        rows.append(("not kept", Text(words, style="yellow")))
     return rows
 
 
@@ -262,6 +274,7 @@ def report_view(body: dict[str, Any]) -> RenderableType:
         ("incidents", f"{len(body['incidents'])}, {count(steps, 'step')} run again"),
     ]
     rows += save_rows(body["checkpoints"])
+    rows += folder_rows(body)
     if retries := body["checkpoints"]["retries"]:
         rows.append(("store", retry_words(retries)))
     if "compared" in body:

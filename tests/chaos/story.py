@@ -52,6 +52,7 @@ ranks_per_node = {ranks}
 store = "file://{store}"
 interval_steps = {interval}
 tune = false
+{checkpoint}
 
 [server]
 host = "{host}"
@@ -82,7 +83,7 @@ class Setting:
     """What a story wants otherwise than the others.
 
     Attributes:
-        nodes: Lines for a table of the TOML; so are `slurm`, `timeouts` and `budget`.
+        nodes: Lines for a table of the TOML; so are all that are empty below.
         host: Where the agents find the supervisor; this machine when it is not given.
         words: Further arguments of the script.
     """
@@ -90,6 +91,7 @@ class Setting:
     count: int = 2
     spares: int = 1
     nodes: str = "replace = false"
+    checkpoint: str = ""
     slurm: str = ""
     timeouts: str = ""
     budget: str = ""
@@ -129,6 +131,7 @@ class Story(Run):
             nodes=setting.nodes,
             store=self.store,
             interval=INTERVAL,
+            checkpoint=setting.checkpoint,
             host=host,
             slurm=setting.slurm,
             timeouts=setting.timeouts,

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deploy.devcluster.client import Devcluster
+from orchestrator.core.actions import Source
+from orchestrator.core.events import PEER
 from orchestrator.core.state import State
 from tests.chaos.conftest import MakeStory
-from tests.chaos.story import INTERVAL, RANKS, Story, living
+from tests.chaos.story import INTERVAL, RANKS, Story, is_stepping, living
 from tests.integration.devclusters import eventually
 
 
@@ -28,6 +30,36 @@ def test_a_worker_without_power_is_replaced_by_the_spare(
     assert (incident.fault, incident.node) == ("node_lost", worker)
     assert incident.restore is not None, "it went on from a checkpoint"
     assert story.sums() == undisturbed
+
+
+def test_the_ranks_of_a_node_without_power_restore_from_their_buddy_s_memory(
+    tell: MakeStory, cluster: Devcluster, undisturbed: dict[str, str]
+) -> None:
+    story = tell(checkpoint="memory_interval_steps = 5\npeer_interval_steps = 5")
+    story.begin()
+    first, worker = story.nodes
+    away = story.store.with_name("away")
+    story.store.rename(away)
+    story.wait("copies that the store has not", has_newer_copies)
+    cluster.do("power-off", worker)
+    story.wait("the next attempt", lambda state: state.last_attempt == 2 and is_stepping(state))
+    away.rename(story.store)
+    story.trains_on()
+    (incident,) = story.finish()
+    assert (incident.fault, incident.node) == ("node_lost", worker)
+    restore = incident.restore
+    assert restore is not None
+    assert restore.source is Source.PEER
+    fetched = {(fetch.rank, fetch.nodes) for fetch in restore.fetches}
+    assert fetched >= {(rank, (first,)) for rank in range(RANKS, 2 * RANKS)}
+    assert story.sums() == undisturbed
+
+
+def has_newer_copies(state: State) -> bool:
+    """Whether every rank has a copy on another node that is newer than the store."""
+    held = [c for node in state.nodes.values() for c in node.replicas if c.tier == PEER]
+    newest = [max((c.step for c in held if c.rank == n), default=0) for n in range(2 * RANKS)]
+    return min(newest) > state.commits[0][0]
 
 
 def test_the_batch_host_may_lose_power_too(

@@ -65,6 +65,11 @@ shared = {json.dumps(shared)}
     left = [path.name for path in (tmp_path / watched).glob("checkpoint-*")]
     assert left == ["checkpoint-2"]
     assert content(tmp_path / watched / "checkpoint-2") == whole(2, 2)
+    told = json.loads(everstep("status", tmp_path / "run.toml", "--json").stdout)
+    assert told["folders"]["last"] in ("checkpoint-1", "checkpoint-2")  # in any order, at the end
+    assert told["folders"]["age_s"] is not None
+    assert told["folders"]["removed"] == 1
+    assert f"{told['folders']['last']}, " in everstep("status", tmp_path / "run.toml").stdout
     back = python(
         *("-m", "checkpointing.watched", "restore", "checkpoint-1", "--name", "small"),
         *("--store", (tmp_path / "store").as_uri(), "--dir", tmp_path / "back"),

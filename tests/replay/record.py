@@ -17,8 +17,8 @@ DATA = Path(__file__).parent / "data"
 POLICY = Policy(budget={"process": 5, "node": 5, "storage": 3}, final_upload_s=60.0)
 
 
-def begin() -> World:
-    world = World(POLICY)
+def begin(policy: Policy = POLICY) -> World:
+    world = World(policy)
     for name in ("n1", "n2", "n3"):
         world.boots(name)
     world.reads_catalogue(answer=True)
@@ -184,7 +184,48 @@ def shrink_and_grow(world: World, site: Site) -> None:
     train(world, 4)
 
 
-STORIES = {"three_kills": three_kills, "hard_times": hard_times, "moving_house": moving_house}
+def own_folders() -> World:
+    """A trainer writes its own checkpoints; a folder fails once, and a rank is killed."""
+    world = begin(replace(POLICY, watches=True))
+    keep(world, "checkpoint-1", "uploaded", "committed")
+    world.trains(4)
+    keep(world, "checkpoint-2", "failed")
+    world.agents["n1"].exits(1, -9)
+    judge(world, "rank_killed", "process")
+    keep(world, "checkpoint-1", "known")
+    keep(world, "checkpoint-2", "committed")
+    keep(world, "checkpoint-1", "removed")
+    for agent in world.whole():
+        for rank in sorted(agent.ranks):
+            agent.exits(rank, 0)
+    calm(world)
+    assert world.state.over
+    return world
+
+
+def keep(world: World, entry: str, *steps: str) -> None:
+    for step in steps:
+        is_known, is_failed = step == "known", step == "failed"
+        world.agents["n1"].fact(
+            ev.FolderWatched(
+                node="n1",
+                entry=entry,
+                step=ev.FolderStep(step),
+                version=0 if is_failed else 1,
+                nbytes=0 if is_failed else 4096,
+                age_s=30.0 if is_known else 0.0,
+                why="the store does not answer; tried again" if is_failed else "",
+            )
+        )
+        calm(world)
+
+
+STORIES = {
+    "three_kills": three_kills,
+    "hard_times": hard_times,
+    "moving_house": moving_house,
+    "own_folders": own_folders,
+}
 
 
 def write() -> None:

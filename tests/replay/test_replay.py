@@ -48,6 +48,7 @@ RULES_SEEN = {
         "spare_takes_over",
         "finished",
     },
+    "own_folders": {"launch", "start", "restart_in_place", "finished"},
 }
 
 
@@ -93,4 +94,17 @@ def test_the_outcomes_are_as_told() -> None:
         "three_kills": Outcome.FINISHED,
         "hard_times": Outcome.STOPPED,
         "moving_house": Outcome.FINISHED,
+        "own_folders": Outcome.FINISHED,
     }
+
+
+def test_the_watched_folder_committed_last_and_the_last_failure_are_read_back() -> None:
+    state = State()
+    for record in read_records(DATA / "own_folders.jsonl"):
+        state = fold(state, record)
+    folders = state.folders
+    assert (folders.entry, folders.version, folders.nbytes) == ("checkpoint-2", 1, 4096)
+    assert (folders.failed_entry, folders.failures) == ("checkpoint-2", 1)
+    assert folders.removed == 1
+    assert folders.committed_at is not None
+    assert folders.committed_at > folders.failed_at

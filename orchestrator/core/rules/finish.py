@@ -25,7 +25,7 @@ def finished(state: State, now: float, policy: Policy) -> Decision | None:
 def _kept(state: State, attempt: Attempt, policy: Policy) -> str:
     """Say what of the run's end is in the store."""
     if not state.commits and policy.watches:
-        return "what its own folders came to is in the agents' logs (checkpoint.watch)"
+        return "`everstep status` tells what its own folders came to (checkpoint.watch)"
     if not state.commits:
         return "NOTHING WAS SAVED: call ck.finish(...) behind the loop"
     newest = state.commits[0][0]

@@ -113,7 +113,7 @@ def test_a_watch_on_real_s3_goes_on_after_kill_and_gives_back(
     assert content(trainer.out / "checkpoint-1") == first
     write(trainer.out / "checkpoint-2", {"model.bin": b"2" * MIB})
     with trainer.watching() as process:
-        _until(lambda: len(trainer.told("deleted")) == 1)
+        _until(lambda: len(trainer.told("removed")) == 1)
         assert process.stdin is not None
         process.stdin.close()  # the end of the job: what is committed stays so, and it leaves
         assert process.wait(timeout=WAIT_S) == 0

@@ -103,7 +103,7 @@ def test_the_newest_stays_and_others_go_only_when_committed(tmp_path: Path) -> N
         write(watch.out / f"checkpoint-{step}", SMALL)
     watch.poll()
     assert watch.told("committed") == ["checkpoint-100", "checkpoint-10", "checkpoint-9"]
-    assert watch.told("deleted") == ["checkpoint-9", "checkpoint-10"]
+    assert watch.told("removed") == ["checkpoint-9", "checkpoint-10"]
     assert sorted(p.name for p in watch.out.iterdir()) == [".everstep-watch.lock", "checkpoint-100"]
     assert watch.fetched("checkpoint-9") == SMALL
 
@@ -155,7 +155,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     (watch.out / "checkpoint-1/away").symlink_to(outside)
     watch.poll()
     assert watch.fetched() == SMALL
-    assert not watch.told("deleted")
+    assert not watch.told("removed")
     assert watch.said == ["away is no file of it and not kept: it is not deleted"]
     assert content(outside) == {"secret": b"s"}
 
@@ -183,7 +183,7 @@ def test_a_restart_knows_what_was_committed_and_sends_nothing(watch: Watch, tmp_
     watch.restart(delete=True, keep=0)
     watch.poll()
     assert content(tmp_path / "store") == before
-    assert watch.told("deleted") == ["checkpoint-1"]
+    assert watch.told("removed") == ["checkpoint-1"]
 
 
 def test_what_was_fetched_is_known_and_not_kept_twice(watch: Watch, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_store_that_fails_costs_nothing_but_time(
     assert watch.said == ["503 SlowDown; tried again"]
     monkeypatch.setattr(DirectoryStore, "upload", real)
     watch.poll()
-    assert watch.told("deleted") == ["checkpoint-1"]
+    assert watch.told("removed") == ["checkpoint-1"]
 
 
 def test_a_store_that_took_other_bytes_is_noticed_before_the_commit(

@@ -93,10 +93,10 @@ def test_an_entry_that_cannot_be_read_is_not_deleted(
     monkeypatch.setattr(watching, "look", unreadable("checkpoint-1"))
     write(watch.out / "checkpoint-2", SMALL)
     watch.poll()
-    assert not watch.told("deleted")
+    assert not watch.told("removed")
     monkeypatch.setattr(watching, "look", look)
     watch.poll()
-    assert watch.told("deleted") == ["checkpoint-1"]
+    assert watch.told("removed") == ["checkpoint-1"]
 
 
 def test_a_directory_that_does_not_answer_is_not_an_absent_one(

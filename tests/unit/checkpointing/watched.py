@@ -78,7 +78,7 @@ class Watch:
 
     @property
     def said(self) -> list[str]:
-        return [one["why"] for one in self.events if one["event"] == "said"]
+        return [one["why"] for one in self.events if "why" in one]
 
     def fetched(self, entry: str | None = None, into: str = "back", node: str = "") -> Any:
         assert self.store is not None

@@ -69,6 +69,11 @@ def flip(tmp_path: Path, key: str) -> None:
     path.write_bytes(content)
 
 
+def cut(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "store" / key
+    path.write_bytes(path.read_bytes()[:-8])
+
+
 def test_checkpoints_are_listed_with_quarantine_and_averages(
     moe: Call, store: DirectoryStore
 ) -> None:
@@ -93,6 +98,21 @@ def test_checkpoints_are_listed_with_quarantine_and_averages(
 def _url(moe: Call) -> str:
     url: str = as_json(moe("ls", "--json"))["store"]
     return url
+
+
+def test_a_damaged_manifest_of_the_newest_is_damage(
+    moe: Call, store: DirectoryStore, tmp_path: Path
+) -> None:
+    for step in (10, 20):
+        save(store, "moe", step)
+    flip(tmp_path, list_commits(store, "moe")[0].key)
+    code, out, err = moe("verify")
+    assert code == ExitCode.DAMAGED
+    assert err.endswith("everstep: moe: 1 damaged, named above\n")
+    words = " ".join(out.split())
+    assert "step 20 of attempt 1: damaged" in words
+    assert "step 10 of attempt 1: sound" in words
+    assert moe("verify", "--step", "10")[0] == 0
 
 
 def test_a_checkpoint_is_told_in_full(moe: Call, store: DirectoryStore) -> None:
@@ -135,6 +155,25 @@ def test_damage_is_named_with_an_own_exit_code(
     code, _, err = moe("export", "--step", "20/1", "--to", "out")
     assert code == ExitCode.DAMAGED
     assert "fail their CRC" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_a_damaged_checkpoint_is_not_exported_and_said_in_one_line(
+    moe: Call,
+    store: DirectoryStore,
+    tmp_path: Path,
+    form: str,
+    damage: Callable[[Path, str], None],
+) -> None:
+    save(store, "moe", 20)
+    damage(tmp_path, keys.data_key("moe", 20, 1, 0))
+    code, out, err = moe("export", "--to", str(tmp_path / "out"), "--format", form)
+    assert (code, out) == (ExitCode.DAMAGED, ""), err
+    assert err.startswith("everstep: ")
+    assert err.count("\n") == 1
+    assert "--to" not in err
     assert not (tmp_path / "out").exists()
 
 

@@ -1,6 +1,7 @@
 """The agent's side of the process that keeps a trainer's own folders."""
 
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from checkpointing.watched import attempts
 from orchestrator.agent.watched import Watched, command
 from orchestrator.config import load
+from orchestrator.core.events import FolderStep, FolderWatched
 from orchestrator.wire import StartNode
 from tests.unit.orchestrator.desk import run_config
 from tests.unit.orchestrator.test_config import LEAST, write
@@ -44,22 +46,47 @@ def test_attempts_are_noted_where_the_next_agent_finds_them(tmp_path: Path) -> N
         restore=None,
         interval_steps=1,
     )
-    Watched(config, "n0", tmp_path, "{}").attempt(start)
+    Watched(config, "n0", tmp_path, "{}", [].append).attempt(start)
     noted = attempts.read(config.run_dir / "nodes" / "n0" / "attempts")
     assert [(one.number, one.nodes) for one in noted] == [(3, 2)]
 
 
-def test_what_it_says_is_in_the_agents_log(
+def heard(tmp_path: Path, *said: dict[str, object]) -> list[FolderWatched]:
+    facts: list[FolderWatched] = []
+    watched = Watched(run_config(tmp_path, **TABLES), "n0", tmp_path, "{}", facts.append)
+    for value in said:
+        watched.heard(value)
+    return facts
+
+
+def test_what_became_of_a_folder_is_a_fact(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched = Watched(run_config(tmp_path, **TABLES), "n0", tmp_path, "{}")
     with caplog.at_level(logging.INFO):
-        watched.heard({"event": "said", "entry": "checkpoint-1", "why": "not finished"})
-        watched.heard({"event": "committed", "entry": "checkpoint-2"})
+        waiting, kept, failed = (
+            {"event": "said", "entry": "checkpoint-1", "why": "not finished"},
+            {"event": "committed", "entry": "checkpoint-2", "version": 1, "nbytes": 7},
+            {"event": "failed", "entry": "", "why": "no answer; tried again"},
+        )
+        facts = heard(tmp_path, waiting, kept, failed)
+    assert [(f.node, f.entry, f.step, f.version, f.nbytes, f.why) for f in facts] == [
+        ("n0", "checkpoint-2", FolderStep.COMMITTED, 1, 7, ""),
+        ("n0", "", FolderStep.FAILED, 0, 0, "no answer; tried again"),
+    ]
     assert "checkpoint-1: not finished" in caplog.text
     assert "committed checkpoint-2" in caplog.text
-    with pytest.raises(KeyError):
-        watched.heard({"event": "other"})
+
+
+def test_an_age_that_is_not_known_is_not_now(tmp_path: Path) -> None:
+    known = {"event": "known", "entry": "checkpoint-2", "version": 1, "age_s": None}
+    (fact,) = heard(tmp_path, known)
+    assert math.isnan(fact.age_s)
+
+
+def test_what_is_unknown_is_no_fact(tmp_path: Path) -> None:
+    for odd in ({"event": "other"}, {"event": "committed", "entry": "a", "version": "one"}):
+        with pytest.raises((KeyError, ValueError)):
+            heard(tmp_path, odd)
 
 
 def test_a_relative_directory_is_relative_to_the_file(tmp_path: Path) -> None:

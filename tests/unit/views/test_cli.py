@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import app as application
-from orchestrator import cli
+from orchestrator import cli, cli_reading
 from orchestrator.core.actions import Outcome
 from orchestrator.exit_codes import MEANING, ExitCode
 from orchestrator.supervisor.journal import FileJournal
@@ -241,7 +241,7 @@ def test_a_supervisor_is_looked_for_without_a_proxy(tmp_path: Path, monkeypatch)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         (tmp_path / "supervisor.json").write_text(json.dumps({"url": url}))
-        assert cli._supervisor(tmp_path) == {"url": url, "alive": True}
+        assert cli_reading.supervisor(tmp_path) == {"url": url, "alive": True}
         server.shutdown()
 
 
