@@ -108,19 +108,23 @@ def include(
 def _find(where: Path) -> "tuple[Ledger, Policy]":
     """Return the ledger, and the limits of the run file or else the usual ones."""
     from orchestrator.core.policy import Policy
-    from orchestrator.ledger import FILE_NAME, Ledger
+    from orchestrator.ledger import FILE_NAME, Ledger, ledger_of
 
-    policy = Policy(budget={})
     if where.suffix == ".toml" and not where.is_dir():
         from orchestrator.config import load
 
         config = load(where)
-        where, policy = config.run.dir, config.policy()
-    elif (where / "journal.jsonl").exists():  # one run's own directory
-        where = where.resolve().parent
-    if not where.is_dir():
-        raise NotFound(f"{where}: no directory of runs; give --dir DIR or --dir RUN.TOML")
-    return Ledger(where / FILE_NAME), policy
+        ledger, policy = ledger_of(config), config.policy()
+    else:
+        ledger, policy = Ledger(where / FILE_NAME), Policy(budget={})
+        is_one_run = (where / "journal.jsonl").exists()
+        if is_one_run and not ledger.path.exists():  # only a local run has its own
+            ledger = Ledger(where.resolve().parent / FILE_NAME)
+    if not ledger.path.parent.is_dir():
+        raise NotFound(
+            f"{ledger.path.parent}: no directory of runs; give --dir DIR or --dir RUN.TOML"
+        )
+    return ledger, policy
 
 
 def _known(node: str, entries: "Sequence[Entry]", ledger: "Ledger") -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
@@ -26,6 +27,9 @@ from orchestrator.core.ledger import Entry, NodeIncident
 from orchestrator.errors import LedgerUnavailable
 from orchestrator.sealed_line import seal, unseal
 
+if TYPE_CHECKING:
+    from orchestrator.config import RunConfig
+
 FILE_NAME = "node-ledger.jsonl"
 LOCK_TIMEOUT_S = 5.0
 TEXT_MAX = 400
@@ -33,8 +37,18 @@ TEXT_MAX = 400
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
+def ledger_of(config: "RunConfig") -> "Ledger":
+    """Return the ledger that a run reads and writes.
+
+    Local nodes are called alike in every run and are none that runs could share: each such run
+    has a ledger of its own.
+    """
+    is_shared = config.nodes.launcher == "slurm"
+    return Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
+
+
 class Ledger:
-    """The ledger at a path, `FILE_NAME` in the `dir` of the runs; threads may share it.
+    """The ledger at a path; threads may share it.
 
     Every verb may block on a slow file system, and `note` up to `LOCK_TIMEOUT_S` for the lock.
     """

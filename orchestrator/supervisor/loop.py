@@ -19,7 +19,7 @@ from orchestrator.core.state import State
 from orchestrator.durable import write_json
 from orchestrator.errors import PreconditionError
 from orchestrator.launch.launcher import Launcher
-from orchestrator.ledger import FILE_NAME, Ledger
+from orchestrator.ledger import ledger_of
 from orchestrator.supervisor import judge
 from orchestrator.supervisor.allocations import spec_of
 from orchestrator.supervisor.costs import SaveCosts
@@ -82,7 +82,7 @@ class Supervisor:
         limits = Limits(heartbeat_s=times.heartbeat_s, agent_lost_s=times.agent_lost_s)
         self.watch = Watch(time.monotonic(), limits)
         self._prober = Prober(self.watch.answered)
-        ledger = _ledger_of(config)
+        ledger = ledger_of(config)
         self._looks = Looks(launcher, ledger, self.watch, lambda: self.state, self.emit)
         self.sessions = Sessions(
             token, self._greet, self._fact, self._report, self._gone, self._is_former
@@ -385,12 +385,6 @@ class Supervisor:
         while True:
             await self._scraper.once(self.state)
             await asyncio.sleep(SCRAPE_S)
-
-
-def _ledger_of(config: RunConfig) -> Ledger:
-    """Local nodes are called alike in every run and are none that runs could share."""
-    is_shared = config.nodes.launcher == "slurm"
-    return Ledger((config.run.dir if is_shared else config.run_dir) / FILE_NAME)
 
 
 def _goodbye_s(config: RunConfig) -> float:

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from orchestrator import cli
+from orchestrator.config import load
 from orchestrator.core.ledger import Entry, NodeExcluded, NodeIncident, NodeIncluded
 from orchestrator.core.policy import Policy
 from orchestrator.exit_codes import ExitCode
-from orchestrator.ledger import FILE_NAME, TEXT_MAX, Ledger
+from orchestrator.ledger import FILE_NAME, TEXT_MAX, Ledger, ledger_of
 from orchestrator.views.node_tables import node_view, nodes_view
 from orchestrator.views.nodes import natural, overview, told
 
@@ -172,6 +173,7 @@ def test_the_directory_is_found_by_a_run_file_or_one_of_its_runs(nodes, tmp_path
     file = tmp_path / "run.toml"
     file.write_text(
         '[run]\nname = "moe"\ndir = "state"\n[job]\ncommand = ["true"]\n'
+        '[nodes]\nlauncher = "slurm"\n'
         "[budget]\nexclusion_limit = 1\nwindow_h = 2.0\n"
     )
     Ledger(folder / FILE_NAME).note(incident("n1", time.time() - 60, excluded_s=60.0))
@@ -182,6 +184,20 @@ def test_the_directory_is_found_by_a_run_file_or_one_of_its_runs(nodes, tmp_path
     code, out, _ = nodes("ls", "--dir", str(file))
     assert code == 0
     assert "in the last 2 h" in " ".join(out.split())
+
+
+def test_a_local_run_is_asked_for_its_own_ledger(nodes, tmp_path: Path) -> None:
+    run_dir = tmp_path / "state" / "moe"
+    run_dir.mkdir(parents=True)
+    (run_dir / "journal.jsonl").touch()
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nname = "moe"\ndir = "state"\n[job]\ncommand = ["true"]\n')
+    assert nodes("exclude", "node1", "--why", "x", "--dir", str(file))[0] == 0
+    (entry,) = ledger_of(load(file)).entries()
+    assert (entry.node, ledger_of(load(file)).path) == ("node1", run_dir / FILE_NAME)
+    body = as_json(nodes("ls", "--json", "--dir", str(run_dir)))
+    assert [node["name"] for node in body["nodes"]] == ["node1"]
+    assert as_json(nodes("ls", "--json", "--dir", str(run_dir.parent)))["nodes"] == []
 
 
 @pytest.mark.parametrize(
