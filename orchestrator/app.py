@@ -343,7 +343,9 @@ def ask(run_dir: Path, what: Literal["stop", "snapshot"]) -> None:
         text = why if error.code == HTTPStatus.UNAUTHORIZED else f"HTTP {error.code}"
         raise PreconditionError(f"the supervisor at {url} refused: {text}") from error
     except OSError as error:
-        raise NotFound(f"no supervisor answers at {url}; start it again") from error
+        raise NotFound(
+            f"no supervisor answers at {url}; `everstep run` of its run file, then again"
+        ) from error
 
 
 def find_run(name_or_path: str) -> Path:

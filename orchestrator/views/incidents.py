@@ -26,7 +26,10 @@ RULE_WORDS = {
 
 def incident_rows(state: State) -> list[dict[str, Any]]:
     """Return one JSON object per incident, oldest first."""
-    return [_row(incident) for incident in state.incidents]
+    rows = [_row(incident) for incident in state.incidents]
+    if rows and state.outcome is not None and not state.incidents[-1].rule:
+        rows[-1] |= {"decision": "the run ended", "reason": state.outcome_reason}
+    return rows
 
 
 def _row(incident: Incident) -> dict[str, Any]:

@@ -48,7 +48,11 @@ def grid(rows: list[tuple[str, RenderableType]]) -> Table:
 
 def status_view(status: dict[str, Any]) -> RenderableType:
     """Render `everstep status`."""
-    parts: list[RenderableType] = [title_line(status), Text(status["headline"], style="dim"), ""]
+    parts: list[RenderableType] = [title_line(status)]
+    if status["phase"] != "over" and status["supervisor"].get("alive") is False:
+        text = "no supervisor answers: below is what the last one knew; `everstep run` takes it up"
+        parts.append(Text(text, style="red"))
+    parts += [Text(status["headline"], style="dim"), ""]
     parts.append(grid(status_rows(status)))
     if status["nodes"]:
         parts += ["", nodes_table(status["nodes"])]

@@ -1,9 +1,14 @@
+import io
 import json
 
+import pytest
+from rich.console import Console
+
+from monitors.faults import FaultKind
 from orchestrator.core import events as ev
 from orchestrator.views.history import History
 from orchestrator.views.status import status
-from orchestrator.views.tables import status_rows
+from orchestrator.views.tables import status_rows, status_view
 from tests.unit.views.story import Story, whole_story
 
 
@@ -87,6 +92,31 @@ def test_a_finished_run_has_released_its_nodes() -> None:
     body = of(Story().launch().train(20).finish())
     assert body["outcome"] == "finished"
     assert {n["state"] for n in body["nodes"]} == {"released"}
+
+
+@pytest.mark.parametrize("alive", [True, False, None])
+def test_what_nobody_supervises_is_said_first(alive: bool | None) -> None:
+    state, history = History.of(Story().launch().train(50).records)
+    shown = io.StringIO()
+    body = status(state, history, state.at, {"url": "http://x", "alive": alive})
+    Console(width=120, file=shown).print(status_view(body))
+    second = shown.getvalue().splitlines()[1]
+    assert second.startswith("no supervisor answers" if alive is False else "training: attempt 1")
+
+
+def test_the_incident_that_ended_a_run_has_the_end_as_its_decision() -> None:
+    story = Story().launch().train(50)
+    exited = story.add(
+        ev.RankExited(attempt=1, node="node-1", rank=0, code=1, ours=False, age_s=0.1)
+    )
+    (stop,) = story.decide()
+    story._rest_exits(("node-1", "node-2"))
+    story.done(stop)
+    story.judge(FaultKind.USER_ERROR, "ValueError: my bug", (exited.seq,))
+    body = of(story)
+    assert body["outcome"] == "failed"
+    assert body["incidents"][-1]["decision"] == "the run ended"
+    assert body["incidents"][-1]["reason"] == body["outcome_reason"] != ""
 
 
 def test_copies_that_fail_are_told_in_one_line_and_only_then() -> None:
