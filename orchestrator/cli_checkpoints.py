@@ -168,7 +168,7 @@ def prune(
 ) -> None:
     """Tell which checkpoints no rule keeps and what never became one; delete them with --yes.
 
-    The rules are those of RUN's [checkpoint.keep], or the defaults above, but for those given here.
+    The rules are the options given, else those of RUN's table checkpoint.keep, else the defaults.
     """
     from orchestrator.pruning import carry_out, plan, rules
     from orchestrator.views.checkpoint_tables import pruning_view
