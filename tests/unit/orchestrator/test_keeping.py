@@ -72,7 +72,13 @@ def test_the_catalogue_tells_usable_and_quarantined_apart(store: DirectoryStore)
         save(store, "big", step, attempt)
     quarantine(store, "big", 30, 3, why="w", who="p")
     emitted: list[Event] = []
-    asyncio.run(looking(State(), emitted).read_catalogue(store, "big"))
+
+    async def main() -> None:
+        task = asyncio.ensure_future(looking(State(), emitted).read_catalogue(store, "big"))
+        await until(lambda: emitted)
+        task.cancel()
+
+    asyncio.run(main())
     assert emitted == [ev.CatalogueRead(commits=((20, 2), (10, 1)), quarantined=((30, 3),))]
 
 
