@@ -28,6 +28,7 @@ NO_ACCOUNTING = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 LAUNCH_FAILED = re.compile(r"prolog|batch job complete failure|launch fail", re.IGNORECASE)
 
 _S = SlurmJobState
+MAY_NOT_HAVE_STARTED = (_S.CANCELLED, _S.FAILED)
 ENDING_OF: Mapping[SlurmJobState, Ending] = {
     **dict.fromkeys(SlurmJobState, Ending.UNKNOWN),
     _S.CANCELLED: Ending.CANCELLED,
@@ -101,15 +102,16 @@ def sacct_end(output: bytes) -> JobEnd | None:
 def ending(job: JobEnd, nodes: Iterable[NodeView]) -> tuple[Ending, str]:
     """Say how a job ended, and why where Slurm's state alone would mislead.
 
-    Two of its states do. When a node's prolog fails, Slurm cancels a job that must not be requeued,
-    as if a person had. And a job that leaves while it is being preempted counts as completed or
-    failed, whichever its processes said.
+    Some of its states do. When a node's prolog fails, Slurm cancels a job that must not be
+    requeued, as if a person had; or the batch script, on another node, ends with what its srun met
+    before Slurm comes to that. And a job that leaves while it is being preempted counts as
+    completed or failed, whichever its processes said.
 
     Args:
         job: What is remembered of it.
         nodes: The nodes that it had, as they are now.
     """
-    if job.state is SlurmJobState.CANCELLED:
+    if job.state in MAY_NOT_HAVE_STARTED:
         for node in nodes:
             if _failed_to_launch(node, job):
                 return Ending.FAILED, one_line(f"could not start on {node.name}: {node.reason}")

@@ -22,6 +22,7 @@ from orchestrator.launch.slurm_commands import (
 )
 from orchestrator.launch.slurm_ending import (
     ENDING_OF,
+    MAY_NOT_HAVE_STARTED,
     JobEnd,
     ending,
     scontrol_end,
@@ -201,7 +202,7 @@ def is_held(view: JobView) -> bool:
 
 
 def _nodes_of(record: JobEnd) -> tuple[NodeView, ...]:
-    if record.state is not SlurmJobState.CANCELLED:
+    if record.state not in MAY_NOT_HAVE_STARTED:
         return ()
     with contextlib.suppress(SlurmRefused):  # one of them is no node of this cluster any more
         return tuple(nodes_named(record.nodes).values())

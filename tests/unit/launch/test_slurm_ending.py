@@ -1,5 +1,6 @@
 """How a job ended, from what scontrol and sacct remember of it."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -89,6 +90,9 @@ def test_a_job_that_slurm_cancelled_as_a_prolog_failed_was_not_cancelled_by_a_pe
     nodes = scontrol_nodes(data("scontrol-nodes-prolog-22.05")).values()
     why = "could not start on node3: Prolog error"
     assert text.ending(job, nodes) == (Ending.FAILED, why)
+    # The batch script, on another node, may end before Slurm cancels the job.
+    ended = replace(job, state=SlurmJobState.FAILED, said="NonZeroExitCode, exit code 182")
+    assert text.ending(ended, nodes) == (Ending.FAILED, why)
 
 
 @pytest.mark.parametrize(
