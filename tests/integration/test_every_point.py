@@ -98,14 +98,16 @@ def problems_of(run: Run) -> list[str]:
     return problems
 
 
-def try_each(deaths: Sequence[Death], run_to_its_end: Try, wanted: dict[str, str]) -> list[str]:
-    """Try each death, some at a time; return what went wrong where."""
+def try_each(
+    name: str, deaths: Sequence[Death], run_to_its_end: Try, wanted: dict[str, str]
+) -> list[str]:
+    """Try each death, some at a time, in runs of this name; return what went wrong where."""
     lived: list[str] = []
 
     def one(numbered: tuple[int, Death]) -> list[str]:
         number, death = numbered
         try:
-            run = run_to_its_end(f"{death.victim}-{number}", death)
+            run = run_to_its_end(f"{name}-{number}", death)
             problems = problems_of(run)
             if (found := sums_of(run)) != wanted:
                 problems.append(f"sums: {found}")
@@ -145,12 +147,12 @@ def test_some_points(run_to_its_end: Try, undisturbed: Undisturbed) -> None:
         Death("agent", "receive Order StartNode", 1, "after"),
         Death("trainer", "phase checkpoint", 1, "inside", rank=1),
     ]
-    assert not try_each(some, run_to_its_end, undisturbed.sums)
+    assert not try_each("some", some, run_to_its_end, undisturbed.sums)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("victim", ["agent", "uploader", "replicas", "trainer"])
 def test_every_point(run_to_its_end: Try, undisturbed: Undisturbed, victim: str, part: int) -> None:
-    deaths = deaths_of(victim, undisturbed.points)
-    assert not try_each(deaths[part::PARTS], run_to_its_end, undisturbed.sums)
+    mine = deaths_of(victim, undisturbed.points)[part::PARTS]
+    assert not try_each(f"{victim}-{part}", mine, run_to_its_end, undisturbed.sums)
