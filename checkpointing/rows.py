@@ -22,45 +22,11 @@ _MOST_COPIED: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One extent and the memory that it shall fill.
-
-    Attributes:
-        extent: What is read; its offset is that in the source.
-        key: Object that holds it, when the source is a store.
-        out: Its destination: `extent.nbytes` long.
-    """
+class _Stored:
+    """An extent in its object."""
 
     extent: Extent
     key: str
-    out: Bytes
-
-    @property
-    def begin(self) -> int:
-        """Where it begins in its object."""
-        return self.extent.offset
-
-    @property
-    def end(self) -> int:
-        """Where it ends in its object."""
-        return self.extent.offset + self.extent.nbytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Some of a stored piece of a tensor, and where it shall go.
-
-    Attributes:
-        extent: The stored piece.
-        key: Object that holds it.
-        box: What is wanted of it, in its own coordinates.
-        out: Array of raw items with the shape of `box`, in any strides.
-    """
-
-    extent: Extent
-    key: str
-    box: Box
-    out: NDArray[np.void]
 
     @property
     def begin(self) -> int:
@@ -71,6 +37,34 @@ class Part:
     def end(self) -> int:
         """Where its extent ends in the object."""
         return self.extent.offset + self.extent.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted(_Stored):
+    """One extent and the memory that it shall fill.
+
+    Attributes:
+        extent: What is read; its offset is that in the source.
+        key: Object that holds it, when the source is a store.
+        out: Its destination: `extent.nbytes` long.
+    """
+
+    out: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(_Stored):
+    """Some of a stored piece of a tensor, and where it shall go.
+
+    Attributes:
+        extent: The stored piece.
+        key: Object that holds it.
+        box: What is wanted of it, in its own coordinates.
+        out: Array of raw items with the shape of `box`, in any strides.
+    """
+
+    box: Box
+    out: NDArray[np.void]
 
 
 Item = Wanted | Part | Run
