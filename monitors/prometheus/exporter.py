@@ -7,7 +7,7 @@ scrape instead of showing its last value for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -77,22 +77,10 @@ def _about(snapshot: NodeSnapshot) -> Iterator[Metric]:
     lines = CounterMetricFamily("everstep_log_lines", "Log lines read", labels=["run", "node"])
     lines.add_metric([snapshot.run, snapshot.node], float(snapshot.log_lines))
     yield lines
-    matches = CounterMetricFamily(
-        "everstep_signature_matches",
-        "Known failure lines seen",
-        labels=["run", "node", "signature"],
-    )
-    for signature, count in sorted(snapshot.signature_matches.items()):
-        matches.add_metric([snapshot.run, snapshot.node, signature], float(count))
-    yield matches
-    failed = CounterMetricFamily(
-        "everstep_copy_failures",
-        "Snapshots that could not be copied to another node or a disk; each is tried again",
-        labels=["run", "node", "tier"],
-    )
-    for tier, count in sorted(snapshot.copy_failures.items()):
-        failed.add_metric([snapshot.run, snapshot.node, tier], float(count))
-    yield failed
+    doc = "Known failure lines seen"
+    yield _counts(snapshot, "signature_matches", doc, "signature", snapshot.signature_matches)
+    doc = "Snapshots that could not be copied to another node or a disk; each is tried again"
+    yield _counts(snapshot, "copy_failures", doc, "tier", snapshot.copy_failures)
     sources = GaugeMetricFamily(
         "everstep_source_last_success_timestamp_seconds",
         "When a source last gave a good answer",
@@ -101,6 +89,15 @@ def _about(snapshot: NodeSnapshot) -> Iterator[Metric]:
     for source, at in sorted(snapshot.sources.items()):
         sources.add_metric([snapshot.node, source], at)
     yield sources
+
+
+def _counts(
+    snapshot: NodeSnapshot, name: str, doc: str, label: str, counts: Mapping[str, int]
+) -> Metric:
+    family = CounterMetricFamily(f"everstep_{name}", doc, labels=["run", "node", label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([snapshot.run, snapshot.node, value], float(count))
+    return family
 
 
 def _ranks(snapshot: NodeSnapshot) -> Iterator[Metric]:
