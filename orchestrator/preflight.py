@@ -44,12 +44,10 @@ def preflight(config: RunConfig, *, needs_store: bool = True) -> ObjectStore | N
     try:
         store = open_store(where)
         store.probe()
-    except STORE_AWAY as error:
-        if needs_store:
+    except StoreError as error:
+        if needs_store or not isinstance(error, STORE_AWAY):
             raise PreconditionError(f"checkpoint.store: {error}") from error
         log.warning("going on without the store until it is back: %s", error)
-    except StoreError as error:
-        raise PreconditionError(f"checkpoint.store: {error}") from error
     return store
 
 
