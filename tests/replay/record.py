@@ -61,6 +61,11 @@ def three_kills() -> World:
     world.restarts(state_of(world.records), catalogue=True)
     calm(world)
     train(world, 8, 8)
+    return finished(world)
+
+
+def finished(world: World) -> World:
+    """All ranks come to their end, and the run with them."""
     for agent in world.whole():
         for rank in sorted(agent.ranks):
             agent.exits(rank, 0)
@@ -140,12 +145,7 @@ def moving_house() -> World:
     calm(world)
     train(world, 4)
     shrink_and_grow(world, site)
-    for agent in world.whole():
-        for rank in sorted(agent.ranks):
-            agent.exits(rank, 0)
-    calm(world)
-    assert world.state.over
-    return world
+    return finished(world)
 
 
 def signs_of_a_bad_gpu(world: World, name: str) -> None:
@@ -195,12 +195,7 @@ def own_folders() -> World:
     keep(world, "checkpoint-1", "known")
     keep(world, "checkpoint-2", "committed")
     keep(world, "checkpoint-1", "removed")
-    for agent in world.whole():
-        for rank in sorted(agent.ranks):
-            agent.exits(rank, 0)
-    calm(world)
-    assert world.state.over
-    return world
+    return finished(world)
 
 
 def keep(world: World, entry: str, *steps: str) -> None:
