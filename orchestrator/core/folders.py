@@ -1,5 +1,6 @@
 """What is known of the folders that a trainer writes by itself and the nodes watch."""
 
+import math
 from dataclasses import dataclass, replace
 
 from orchestrator.core.events import FolderStep, FolderWatched
@@ -50,7 +51,7 @@ def watched(folders: Folders, event: FolderWatched, at: float) -> Folders:
 
 def _committed(folders: Folders, event: FolderWatched, at: float) -> Folders:
     """A watcher that begins tells of older commits too: the one made last counts."""
-    made_at = at - event.age_s if event.age_s == event.age_s else None
+    made_at = None if math.isnan(event.age_s) else at - event.age_s
     if folders.entry and (made_at is None or made_at < (folders.committed_at or 0.0)):
         return folders
     return replace(
